@@ -1,0 +1,42 @@
+"""The few argument checks that every module shares. Each error names the argument, the rule and the value."""
+
+import operator
+from typing import Any
+
+import numpy as np
+
+# Positions and sizes stay far from the end of int64, so that no sum or product of two that belong
+# together can wrap.
+LIMIT = 2**48
+
+
+def is_int(value: Any) -> bool:
+    """True for Python and NumPy integers; False for bools, floats and everything else."""
+    return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+
+
+def integer(value: Any, name: str, *, at_least: int, below: int = LIMIT) -> int:
+    """Returns `value` as an `int`.
+
+    Raises:
+        ValueError: `value` is not an integer (bools and floats are not), is below `at_least`, or is
+            not below `below`.
+    """
+    if not is_int(value) or value < at_least:
+        rule = {0: "a non-negative int", 1: "a positive int"}.get(at_least, f"an int of at least {at_least}")
+        raise ValueError(f"`{name}` must be {rule}, got {value!r}")
+    number = operator.index(value)
+    if number >= below:
+        raise ValueError(f"`{name}` must be below {below}, got {number}")
+    return number
+
+
+def text(value: Any, name: str) -> str:
+    """Returns `value`, a non-empty `str`.
+
+    Raises:
+        ValueError: it is something else, or empty.
+    """
+    if not isinstance(value, str) or not value:
+        raise ValueError(f"`{name}` must be a non-empty string, got {value!r}")
+    return value

@@ -1,0 +1,129 @@
+"""Namespaces and chunk keys: the same in every process and on every machine.
+
+Prefix hashes are chained over hash units: each is the BLAKE2b digest (128 bits) of the one before and of
+the unit's token ids; the first is seeded by a namespace that fingerprints all that gives the bytes of a
+chunk their meaning. A chunk's key is the prefix hash at its last token, with its group.
+"""
+
+import hashlib
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import numpy as np
+
+from kvjax._checks import integer
+from kvjax.chunking import Chunking
+
+ChunkKey = bytes
+
+HASH_BYTES = 16
+_GROUP_BYTES = 4
+
+
+def namespace_of(
+    chunking: Chunking, *, model: str = "", shard: str = "", salt: str | bytes = b""
+) -> bytes:
+    """Returns the 128-bit fingerprint under which chunks of equal tokens are the same chunks.
+
+    Args:
+        chunking: groups, leaves, dtypes, shapes and chunk sizes all become part of it.
+        model: which weights wrote the cache; a name and revision, say.
+        shard: which part of the model this process holds.
+        salt: anything else that tells equal tokens apart: a tenant, an adapter, image keys.
+
+    Raises:
+        ValueError: `model` or `shard` is not a string, or `salt` neither a string nor bytes.
+    """
+    if not isinstance(salt, (str, bytes)):
+        raise ValueError(f"`salt` must be a string or bytes, got {salt!r}")
+    for name, value in (("model", model), ("shard", shard)):
+        if not isinstance(value, str):
+            raise ValueError(f"`{name}` must be a string, got {value!r}")
+    parts: list[Any] = ["kvjax/1", model, shard, salt, chunking.tokens_per_hash]
+    for g, group in enumerate(chunking.layout.groups):
+        parts += [group.name, repr(group.kind), group.tokens_per_block, group.block_bytes]
+        parts += [group.lookahead_tokens, chunking.blocks_per_chunk[g], len(group.leaves)]
+        for leaf in group.leaves:
+            parts += [leaf.name, leaf.dtype.name, leaf.layers, len(leaf.block_shape), *leaf.block_shape]
+    digest = hashlib.blake2b(digest_size=HASH_BYTES)
+    for part in parts:
+        tagged = part if isinstance(part, bytes) else f"{type(part).__name__}:{part}".encode()
+        digest.update(len(tagged).to_bytes(8, "little") + tagged)
+    return digest.digest()
+
+
+def prefix_hashes(
+    namespace: bytes, token_ids: Any, tokens_per_hash: int, *, previous: bytes | None = None
+) -> list[bytes]:
+    """Returns one chained hash for every whole unit of `tokens_per_hash` tokens; the rest is ignored.
+
+    Args:
+        namespace: as `namespace_of` returns it.
+        token_ids: 1-d, integers.
+        tokens_per_hash: tokens a hash covers.
+        previous: the hash of the unit before the first one given, where `token_ids` continue a prefix.
+
+    Raises:
+        ValueError: `token_ids` is not one-dimensional or not of integers.
+    """
+    tokens = token_array(token_ids)
+    unit = integer(tokens_per_hash, "tokens_per_hash", at_least=1)
+    data = memoryview(tokens.astype("<i8", copy=False).tobytes())
+    width = unit * 8
+    chain = namespace if previous is None else previous
+    hashes = []
+    blake2b = hashlib.blake2b
+    for start in range(0, len(tokens) // unit * width, width):
+        chain = blake2b(data[start : start + width], digest_size=HASH_BYTES, key=chain).digest()
+        hashes.append(chain)
+    return hashes
+
+
+def token_array(token_ids: Any) -> np.ndarray:
+    """Returns `token_ids` as a 1-d array of integers.
+
+    Raises:
+        ValueError: they are not one-dimensional or not integers.
+    """
+    if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__len__"):
+        raise ValueError(f"`token_ids` must be a 1-d sequence of ints, got {token_ids!r}")
+    array = np.asarray(token_ids)
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"`token_ids` must be a 1-d sequence of ints, got {array.ndim}-d {array.dtype.name}")
+    return array.astype(np.int64) if not array.size else array
+
+
+def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:
+    """Returns an engine's own prefix hashes bound to the namespace, one per hash unit.
+
+    Args:
+        namespace: as `namespace_of` returns it.
+        hashes: bytes of any length, or ints; each must stand for the whole prefix that ends there.
+
+    Raises:
+        ValueError: a hash is neither bytes nor an int.
+    """
+    bound = []
+    for value in hashes:
+        if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
+            number = int(value)
+            raw = b"i" + number.to_bytes(number.bit_length() // 8 + 1, "little", signed=True)
+        elif isinstance(value, (bytes, bytearray)):
+            raw = b"b" + bytes(value)
+        else:
+            raise ValueError(f"`prefix_hashes` must hold bytes or ints, got {value!r}")
+        bound.append(hashlib.blake2b(raw, digest_size=HASH_BYTES, key=namespace).digest())
+    return bound
+
+
+def chunk_keys(chunking: Chunking, group_idx: int, hashes: Sequence[bytes], first_chunk: int = 0) -> list[ChunkKey]:
+    """Returns the keys of a group's chunks that the hashes cover, from `first_chunk` on, in order."""
+    per_chunk = chunking.hashes_per_chunk[group_idx]
+    assert per_chunk is not None, "scratch groups have no keys"
+    tag = group_idx.to_bytes(_GROUP_BYTES, "little")
+    return [digest + tag for digest in hashes[(first_chunk + 1) * per_chunk - 1 :: per_chunk]]
+
+
+def key_group(key: ChunkKey) -> int:
+    """Returns the `group_idx` that a chunk key carries."""
+    return int.from_bytes(key[HASH_BYTES:], "little")
