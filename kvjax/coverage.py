@@ -267,6 +267,25 @@ def resume_step(chunking: Chunking, *, resume_multiple: int = 1) -> int:
     return math.lcm(integer(resume_multiple, "resume_multiple", at_least=1), *spacings)
 
 
+def junction(chunking: Chunking, num_tokens: int, chunks: Mapping[int, np.ndarray]) -> int:
+    """Returns how far the full groups alone could restore a request, 0 without such a group.
+
+    Where that is beyond the hit, prompts that share a prefix part there, and the position is worth a
+    checkpoint.
+
+    Args:
+        chunking: the layout and its chunks.
+        num_tokens: tokens of the request.
+        chunks: resident `chunk_idx` of the request's prefix by `group_idx`; ascending `int64`.
+    """
+    full = {
+        g: _resident(chunking, g, chunks.get(g, _EMPTY), 0)
+        for g in chunking.layout.cached
+        if isinstance(chunking.layout.groups[g].kind, FullAttention)
+    }
+    return _largest(chunking, full, num_tokens - 1, 1) if full else 0
+
+
 def eviction_ranks(chunking: Chunking, chunks: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
     """Returns, per `group_idx`, the rank of each resident chunk of one prefix for eviction.
 

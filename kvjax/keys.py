@@ -17,6 +17,7 @@ from kvjax.chunking import Chunking
 ChunkKey = bytes
 
 HASH_BYTES = 16
+NAMESPACE_BYTES = 8
 _GROUP_BYTES = 4
 
 
@@ -116,14 +117,25 @@ def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:
     return bound
 
 
-def chunk_keys(chunking: Chunking, group_idx: int, hashes: Sequence[bytes], first_chunk: int = 0) -> list[ChunkKey]:
-    """Returns the keys of a group's chunks that the hashes cover, from `first_chunk` on, in order."""
+def chunk_keys(
+    chunking: Chunking, group_idx: int, hashes: Sequence[bytes], namespace: bytes, *, first_chunk: int = 0
+) -> list[ChunkKey]:
+    """Returns the keys of a group's chunks that the hashes cover, from `first_chunk` on, in order.
+
+    A key is the prefix hash at the chunk's last token, the group, and the start of the namespace (which
+    the hash covers already: it is repeated so that a namespace can be found again).
+    """
     per_chunk = chunking.hashes_per_chunk[group_idx]
     assert per_chunk is not None, "scratch groups have no keys"
-    tag = group_idx.to_bytes(_GROUP_BYTES, "little")
+    tag = group_idx.to_bytes(_GROUP_BYTES, "little") + namespace[:NAMESPACE_BYTES]
     return [digest + tag for digest in hashes[(first_chunk + 1) * per_chunk - 1 :: per_chunk]]
 
 
 def key_group(key: ChunkKey) -> int:
     """Returns the `group_idx` that a chunk key carries."""
-    return int.from_bytes(key[HASH_BYTES:], "little")
+    return int.from_bytes(key[HASH_BYTES : HASH_BYTES + _GROUP_BYTES], "little")
+
+
+def key_namespace(key: ChunkKey) -> bytes:
+    """Returns the start of the namespace that a chunk key carries, `NAMESPACE_BYTES` long."""
+    return key[HASH_BYTES + _GROUP_BYTES :]

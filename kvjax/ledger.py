@@ -1,0 +1,579 @@
+"""The scheduler's side: keys, pool, coverage and plans. No JAX, no device, no bytes moved.
+
+A request goes through `lookup`, then `prepare_load` / `complete_load`, `extend` as tokens are accepted,
+`prepare_store` / `complete_store`, and `finish`. Every method either does all it says or raises and
+changes nothing. Not thread-safe: one scheduler calls it.
+"""
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvjax._checks import integer
+from kvjax.chunking import Chunking
+from kvjax.coverage import Hit, eviction_ranks, junction, longest_hit, store_set
+from kvjax.keys import NAMESPACE_BYTES, chunk_keys, engine_hashes, key_namespace, namespace_of, prefix_hashes, token_array
+from kvjax.packing import Units
+from kvjax.plan import NULL_BLOCK, LoadPlan, StorePlan, block_table, check_range, chunk_blocks, plan_load, plan_store
+from kvjax.pool import ChunkPool, Pins, Policy, Reservation
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lookup:
+    """What a request can have without computing it.
+
+    Args:
+        hit_tokens: length of the prefix that is restorable, what the device holds included.
+        device_tokens: as given to `lookup`; the longest of them where groups differ.
+        load: for every group, the ascending `int64` `chunk_idx` that a load will read.
+        load_bytes: bytes of those chunks.
+        limited_by: the groups that keep the next larger candidate from being a hit.
+    """
+
+    hit_tokens: int
+    device_tokens: int
+    load: dict[str, np.ndarray]
+    load_bytes: int
+    limited_by: tuple[str, ...]
+
+
+@dataclass(slots=True)
+class LedgerCounts:
+    """What happened so far."""
+
+    lookups: int = 0
+    lookup_tokens: int = 0
+    hit_tokens: int = 0
+    chunks_loaded: int = 0
+    bytes_loaded: int = 0
+    chunks_stored: int = 0
+    bytes_stored: int = 0
+    chunks_dropped: int = 0
+    loads_failed: int = 0
+    stores_failed: int = 0
+
+
+@dataclass(slots=True, eq=False)
+class _Request:
+    namespace: bytes
+    num_tokens: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+    from_engine: bool = False
+    tail: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # tokens of the unfinished unit
+    keys: dict[int, list[bytes]] = field(default_factory=dict)
+    checkpoints: set[int] = field(default_factory=set)  # not yet passed
+    dropped: dict[int, set[int]] = field(default_factory=dict)  # chunks that can never be stored any more
+    hit: Hit | None = None
+    device_tokens: int | dict[str, int] = 0
+    pins: Pins | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Load:
+    """A load that was prepared. One `complete_load` ends it."""
+
+    request_id: Hashable
+    plan: LoadPlan
+    pins: Pins
+    hit_tokens: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Store:
+    """A store that was prepared. One `complete_store` ends it."""
+
+    request_id: Hashable
+    plan: StorePlan
+    reservations: tuple[Reservation, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Chosen:
+    """The new chunks of one checkpoint, parallel to the keys of their reservation."""
+
+    reservation: Reservation
+    group_idxs: list[int]
+    chunk_idxs: list[int]
+
+
+def pool_units(chunking: Chunking, units: Units, host_bytes: int) -> int:
+    """Returns how many units a budget holds.
+
+    Raises:
+        ValueError: `host_bytes` is not a positive int, or is below one chunk of the largest group.
+    """
+    budget = integer(host_bytes, "host_bytes", at_least=1)
+    num_units = budget // units.unit_bytes
+    largest = max(chunking.layout.cached, key=lambda g: units.units_per_chunk[g] or 0)
+    least = units.units_per_chunk[largest] or 0
+    if num_units < least:
+        raise ValueError(
+            f"`host_bytes` must hold at least one chunk of the largest group, "
+            f"{chunking.layout.groups[largest].name!r}: {least * units.unit_bytes} bytes, got {budget}"
+        )
+    return num_units
+
+
+class Ledger:
+    """Decides what is stored and loaded, and keeps the books of the host pool.
+
+    Args:
+        chunking: the layout and its chunks.
+        units: how chunks are cut into units of the pool.
+        host_bytes: budget of the host pool, a hard limit.
+        model: which weights write the cache; part of every key.
+        shard: which part of the model; part of every key.
+        resume_multiple: hits on the host are multiples of this many tokens.
+        checkpoint_tokens: a checkpoint every so many tokens, besides the ends of prompts and requests.
+        policy: the pool's order of eviction.
+
+    Raises:
+        ValueError: a value of the wrong type or range, or a budget below one chunk of the largest group.
+    """
+
+    def __init__(
+        self,
+        chunking: Chunking,
+        units: Units,
+        *,
+        host_bytes: int,
+        model: str = "",
+        shard: str = "",
+        resume_multiple: int = 1,
+        checkpoint_tokens: int | None = None,
+        policy: Policy | None = None,
+    ):
+        self.chunking = chunking
+        self.units = units
+        self.model, self.shard = model, shard
+        self.resume_multiple = integer(resume_multiple, "resume_multiple", at_least=1)
+        self.checkpoint_tokens = (
+            None if checkpoint_tokens is None else integer(checkpoint_tokens, "checkpoint_tokens", at_least=1)
+        )
+        self.counts = LedgerCounts()
+        self.pool = ChunkPool(pool_units(chunking, units, host_bytes), units.units_per_chunk, policy)
+        self._requests: dict[Hashable, _Request] = {}
+        self._open: set[Load | Store] = set()
+
+    # --- a request ------------------------------------------------------------------------------------
+
+    def namespace(self, salt: str | bytes = b"") -> bytes:
+        """Returns the namespace under which requests with this salt share chunks."""
+        return namespace_of(self.chunking, model=self.model, shard=self.shard, salt=salt)
+
+    def lookup(
+        self,
+        request_id: Hashable,
+        token_ids: Any = None,
+        *,
+        hashes: Sequence[Any] | None = None,
+        num_tokens: int | None = None,
+        device_tokens: int | Mapping[str, int] = 0,
+        salt: str | bytes = b"",
+    ) -> Lookup:
+        """Registers a request and finds the longest prefix that can be restored.
+
+        What a load of it would read stays in the pool until the load completes, the request finishes or
+        is looked up again. The end of the prompt becomes a checkpoint, and so does a position where the
+        full groups went further than the hit. A request that is looked up again starts afresh.
+
+        Args:
+            request_id: names the request in all other calls.
+            token_ids: the whole prompt, 1-d ints. Or:
+            hashes: the engine's own prefix hashes, one for each whole hash unit, with `num_tokens`.
+            num_tokens: tokens of the prompt; only with `hashes`.
+            device_tokens: the prefix the device holds, see `longest_hit`.
+            salt: tells equal tokens apart (a tenant, an adapter, image keys).
+
+        Raises:
+            ValueError: neither or both of `token_ids` and `hashes`, an empty prompt, hashes that are not
+                one per whole unit, or an argument of the wrong type or range.
+        """
+        request = _Request(self.namespace(salt))
+        self._extend(request, token_ids, hashes, num_tokens)
+        if not request.num_tokens:
+            raise ValueError("`token_ids` must hold at least one token, got none")
+        present = self._present(request)
+        hit = longest_hit(
+            self.chunking,
+            request.num_tokens,
+            {self.chunking.layout.groups[g].name: chunks for g, (chunks, _) in present.items()},
+            device_tokens=device_tokens,
+            resume_multiple=self.resume_multiple,
+        )
+        request.hit = hit
+        request.device_tokens = dict(device_tokens) if isinstance(device_tokens, Mapping) else int(device_tokens)
+        resident = {g: chunks for g, (chunks, _) in present.items()}
+        request.checkpoints = {request.num_tokens}
+        shared = junction(self.chunking, request.num_tokens, resident)
+        if shared > hit.hit_tokens:
+            request.checkpoints.add(shared)
+        self._add_regular_checkpoints(request, hit.hit_tokens)
+
+        before = self._requests.get(request_id)
+        if before is not None:
+            self._unpin(before)
+        self._requests[request_id] = request
+        request.pins = self.pool.pin(self._slots_to_load(hit, present))
+        ranks = eviction_ranks(self.chunking, resident)
+        keys = [request.keys[g][c] for g, chunks in resident.items() for c in chunks.tolist()]
+        self.pool.touch(keys, np.concatenate([ranks[g] for g in resident]))
+        self.counts.lookups += 1
+        self.counts.lookup_tokens += request.num_tokens
+        self.counts.hit_tokens += hit.hit_tokens
+        held = max(device_tokens.values(), default=0) if isinstance(device_tokens, Mapping) else device_tokens
+        return Lookup(hit.hit_tokens, int(held), hit.load, self._load_bytes(hit), hit.limited_by)
+
+    def extend(
+        self,
+        request_id: Hashable,
+        token_ids: Any = None,
+        *,
+        hashes: Sequence[Any] | None = None,
+        num_tokens: int | None = None,
+    ) -> None:
+        """Adds accepted tokens to a request. Tokens that may still be rejected are not to be given.
+
+        Args:
+            request_id: a request that was looked up.
+            token_ids: the new tokens. Or:
+            hashes: the engine's hashes of the units that these tokens complete, with `num_tokens`.
+            num_tokens: tokens of the request from now on; only with `hashes`.
+
+        Raises:
+            ValueError: an unknown request, or arguments as in `lookup`.
+        """
+        request = self._request(request_id)
+        before = request.num_tokens
+        self._extend(request, token_ids, hashes, num_tokens)
+        self._add_regular_checkpoints(request, before)
+
+    def finish(self, request_id: Hashable) -> None:
+        """Forgets a request and releases what it kept in the pool. Jobs under way go on.
+
+        Raises:
+            ValueError: the request is unknown or was finished before.
+        """
+        request = self._request(request_id)
+        self._unpin(request)
+        del self._requests[request_id]
+
+    # --- loads ----------------------------------------------------------------------------------------
+
+    def prepare_load(
+        self, request_id: Hashable, block_tables: Mapping[str, Any], *, num_blocks: Mapping[str, int] | None = None
+    ) -> Load:
+        """Plans the load of the request's hit. The plan is empty where the device holds all of it.
+
+        Args:
+            request_id: a request that was looked up and not loaded since.
+            block_tables: where to, see `plan_load`.
+            num_blocks: see `plan_load`.
+
+        Raises:
+            ValueError: an unknown request, one without a hit to load, or tables that do not fit the hit.
+        """
+        request = self._request(request_id)
+        if request.hit is None or request.pins is None:
+            raise ValueError(f"request {request_id!r} must be looked up before it is loaded, and once for each load")
+        units: dict[str, np.ndarray] = {}
+        pinned = iter(request.pins.units)
+        for g in self.chunking.layout.cached:
+            name = self.chunking.layout.groups[g].name
+            units[name] = self._unit_rows([next(pinned) for _ in request.hit.load[name]], g)
+        plan = plan_load(
+            self.chunking,
+            request.hit,
+            block_tables,
+            units,
+            device_tokens=request.device_tokens,
+            num_blocks=num_blocks,
+        )
+        load = Load(request_id, plan, request.pins, request.hit.hit_tokens)
+        request.pins = request.hit = None
+        self._open.add(load)
+        return load
+
+    def complete_load(self, load: Load, *, ok: bool) -> None:
+        """Ends a load. The chunks of one that failed are dropped from the pool: any doubt is a miss.
+
+        Raises:
+            ValueError: the load was not prepared here, or was completed before.
+        """
+        self._close(load)
+        if ok:
+            self.counts.chunks_loaded += load.plan.num_chunks
+            self.counts.bytes_loaded += load.plan.num_bytes
+        else:
+            self.counts.loads_failed += 1
+            self.pool.invalidate(load.pins.keys)
+        self.pool.unpin(load.pins)
+
+    def cancel_load(self, load: Load) -> None:
+        """Takes a load back before anything of it was done: the request can be loaded again.
+
+        Raises:
+            ValueError: the load was not prepared here, or was completed before.
+        """
+        self._close(load)
+        self.pool.unpin(load.pins)
+
+    # --- stores ---------------------------------------------------------------------------------------
+
+    def prepare_store(
+        self,
+        request_id: Hashable,
+        block_tables: Mapping[str, Any],
+        num_tokens: int,
+        *,
+        checkpoint: bool = False,
+        num_blocks: Mapping[str, int] | None = None,
+    ) -> Store:
+        """Plans the store of what the request's checkpoints want and is complete by now.
+
+        A chunk with a null block is dropped: it can never be stored whole. What finds no room in the pool
+        is asked for again by the next call. The plan may be empty.
+
+        Args:
+            request_id: a request that was looked up.
+            block_tables: block ids by place in the sequence, by group name; -1 is the null block.
+            num_tokens: tokens whose cache is written, at most those the request has.
+            checkpoint: make `num_tokens` a checkpoint, as at the end of a request or before a preemption.
+            num_blocks: see `plan_store`.
+
+        Raises:
+            ValueError: an unknown request, `num_tokens` beyond the request's tokens, tables missing, too
+                short or with ids out of range.
+        """
+        request = self._request(request_id)
+        written = integer(num_tokens, "num_tokens", at_least=0)
+        if written > request.num_tokens:
+            raise ValueError(
+                f"`num_tokens` must be at most the {request.num_tokens} tokens that request {request_id!r} has, "
+                f"got {written}"
+            )
+        tables = self._checked_tables(block_tables, written, num_blocks)
+        chosen: list[_Chosen] = []
+        for position in sorted(request.checkpoints | ({written} if checkpoint and written else set())):
+            reserved = self._reserve(request, self._fitting(position), tables, written)
+            if reserved is None:
+                break  # no room: what a later checkpoint wants has none either
+            chosen.append(reserved)
+            if position <= written:
+                request.checkpoints.discard(position)
+        plan = self._store_plan(chosen, block_tables, num_blocks)
+        store = Store(request_id, plan, tuple(part.reservation for part in chosen))
+        self._open.add(store)
+        return store
+
+    def complete_store(self, store: Store, *, ok: bool) -> None:
+        """Ends a store: its chunks are found from now on, or, if it failed, never were.
+
+        Raises:
+            ValueError: the store was not prepared here, or was completed before.
+        """
+        self._close(store)
+        for reservation in store.reservations:
+            published = self.pool.complete_store(reservation, ok=ok)
+            self.counts.chunks_stored += published
+        if ok:
+            self.counts.bytes_stored += store.plan.num_bytes
+        else:
+            self.counts.stores_failed += 1
+
+    # --- all of it ------------------------------------------------------------------------------------
+
+    def invalidate(self, namespace: bytes | None = None) -> int:
+        """Makes every chunk a miss, or those of one namespace, whatever is in flight.
+
+        Returns:
+            How many chunks were held.
+        """
+        if namespace is None:
+            return self.pool.invalidate()
+        return self.pool.invalidate(key for key in self.pool.keys() if key_namespace(key) == namespace[:NAMESPACE_BYTES])
+
+    @property
+    def num_requests(self) -> int:
+        """Requests that were looked up and not finished."""
+        return len(self._requests)
+
+    def check_integrity(self) -> None:
+        """Recounts everything.
+
+        Raises:
+            AssertionError: the books contradict each other.
+        """
+        self.pool.check_integrity()
+        pins = [request.pins for request in self._requests.values() if request.pins is not None]
+        pins += [open_.pins for open_ in self._open if isinstance(open_, Load)]
+        assert self.pool.open_pins() == set(pins), "every pin belongs to a request or to a load under way"
+        stores = [r for open_ in self._open if isinstance(open_, Store) for r in open_.reservations]
+        assert self.pool.open_reservations() == set(stores), "every reservation belongs to a store under way"
+
+    # --- parts ----------------------------------------------------------------------------------------
+
+    def _request(self, request_id: Hashable) -> _Request:
+        request = self._requests.get(request_id)
+        if request is None:
+            raise ValueError(f"`request_id` must be one that was looked up and not finished, got {request_id!r}")
+        return request
+
+    def _close(self, job: Load | Store) -> None:
+        if job not in self._open:
+            raise ValueError("a job must be one that was prepared here and not completed yet")
+        self._open.remove(job)
+
+    def _unpin(self, request: _Request) -> None:
+        if request.pins is not None:
+            self.pool.unpin(request.pins)
+        request.pins = request.hit = None
+
+    def _extend(
+        self, request: _Request, token_ids: Any, hashes: Sequence[Any] | None, num_tokens: int | None
+    ) -> None:
+        """Adds tokens, or the engine's hashes, and the chunk keys that they complete."""
+        if (token_ids is None) == (hashes is None):
+            raise ValueError("exactly one of `token_ids` and `hashes` must be given")
+        from_engine = hashes is not None
+        if request.num_tokens and from_engine != request.from_engine:
+            raise ValueError("a request must be given either `token_ids` or `hashes` all along, got both in turn")
+        unit = self.chunking.tokens_per_hash
+        if hashes is not None:
+            total = integer(num_tokens, "num_tokens", at_least=request.num_tokens)
+            new = engine_hashes(request.namespace, hashes)
+            if len(request.hashes) + len(new) != total // unit:
+                raise ValueError(
+                    f"`hashes` must hold one hash for each whole unit of {unit} tokens, {total // unit} for {total} "
+                    f"tokens, got {len(request.hashes) + len(new)}"
+                )
+        else:
+            if num_tokens is not None:
+                raise ValueError(f"`num_tokens` must not be given with `token_ids`, got {num_tokens!r}")
+            tokens = token_array(token_ids)
+            total = request.num_tokens + len(tokens)
+            tokens = np.concatenate([request.tail, tokens])
+            previous = request.hashes[-1] if request.hashes else None
+            new = prefix_hashes(request.namespace, tokens, unit, previous=previous)
+            request.tail = tokens[len(new) * unit :]
+        request.num_tokens, request.from_engine = total, from_engine
+        request.hashes += new
+        for g in self.chunking.layout.cached:
+            known = request.keys.setdefault(g, [])
+            known += chunk_keys(self.chunking, g, request.hashes, request.namespace, first_chunk=len(known))
+
+    def _add_regular_checkpoints(self, request: _Request, after: int) -> None:
+        """Adds the multiples of `checkpoint_tokens` past `after`, up to the next one past the last token."""
+        every = self.checkpoint_tokens
+        if every is not None:
+            last = (request.num_tokens // every + 1) * every
+            request.checkpoints.update(range((after // every + 1) * every, last + 1, every))
+
+    def _present(self, request: _Request) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+        """The request's resident chunks: by group, their ascending `chunk_idx` and their slots."""
+        present = {}
+        for g, keys in request.keys.items():
+            slots = self.pool.find(keys)
+            chunks = np.flatnonzero(slots >= 0)
+            present[g] = (chunks, slots[chunks])
+        return present
+
+    def _slots_to_load(self, hit: Hit, present: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
+        slots = []
+        for g, (chunks, group_slots) in present.items():
+            slots.append(group_slots[np.searchsorted(chunks, hit.load[self.chunking.layout.groups[g].name])])
+        return np.concatenate(slots)
+
+    def _load_bytes(self, hit: Hit) -> int:
+        return sum(
+            len(hit.load[self.chunking.layout.groups[g].name]) * (self.chunking.chunk_bytes[g] or 0)
+            for g in self.chunking.layout.cached
+        )
+
+    def _unit_rows(self, units: list[np.ndarray], group_idx: int) -> np.ndarray:
+        width = self.units.units_per_chunk[group_idx] or 0
+        return np.concatenate(units).reshape(-1, width) if units else np.empty((0, width), np.int32)
+
+    def _checked_tables(
+        self, block_tables: Mapping[str, Any], written: int, num_blocks: Mapping[str, int] | None
+    ) -> dict[int, np.ndarray]:
+        tables = {}
+        for g in self.chunking.layout.cached:
+            group = self.chunking.layout.groups[g]
+            table = block_table(self.chunking, g, block_tables)
+            blocks = -(-written // group.tokens_per_block)
+            if len(table) < blocks:
+                raise ValueError(
+                    f"`block_tables` of group {group.name!r} must cover {written} tokens with {blocks} blocks, "
+                    f"got {len(table)}"
+                )
+            check_range(group.name, table, (num_blocks or {}).get(group.name))
+            tables[g] = table
+        return tables
+
+    def _units_for(self, position: int) -> int:
+        chosen = store_set(self.chunking, position, resume_multiple=self.resume_multiple)
+        return sum(
+            len(chosen[self.chunking.layout.groups[g].name]) * (self.units.units_per_chunk[g] or 0)
+            for g in self.chunking.layout.cached
+        )
+
+    def _fitting(self, checkpoint: int) -> int:
+        """The checkpoint itself, or the largest lower position of which the empty pool could hold all."""
+        if self._units_for(checkpoint) <= self.pool.num_units:
+            return checkpoint
+        low, high = 0, checkpoint
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._units_for(middle) <= self.pool.num_units else (low, middle)
+        return low
+
+    def _reserve(
+        self, request: _Request, checkpoint: int, tables: Mapping[int, np.ndarray], written: int
+    ) -> _Chosen | None:
+        """Reserves what `checkpoint` wants, is complete, and is not held yet; `None` if there is no room."""
+        wanted = store_set(self.chunking, checkpoint, resume_multiple=self.resume_multiple)
+        chain: dict[int, np.ndarray] = {}
+        keys: list[bytes] = []
+        group_idxs: list[int] = []
+        chunk_idxs: list[int] = []
+        for g in self.chunking.layout.cached:
+            held = self.pool.held(request.keys[g]) >= 0
+            chunks = wanted[self.chunking.layout.groups[g].name]
+            chunks = chunks[(chunks + 1) * (self.chunking.tokens_per_chunk[g] or 0) <= written]
+            chunks = self._whole(request, g, chunks[~held[chunks]], tables[g])
+            held[chunks] = True
+            chain[g] = np.flatnonzero(held)
+            keys += [request.keys[g][c] for c in chain[g].tolist()]
+            group_idxs += [g] * len(chain[g])
+            chunk_idxs += chain[g].tolist()
+        by_group = eviction_ranks(self.chunking, chain)
+        ranks = np.concatenate([by_group[g] for g in chain])
+        reservation = self.pool.prepare_store(keys, group_idxs, ranks)
+        if reservation is None:
+            return None
+        new = set(reservation.keys)
+        places = [(g, c) for key, g, c in zip(keys, group_idxs, chunk_idxs, strict=True) if key in new]
+        return _Chosen(reservation, [g for g, _ in places], [c for _, c in places])
+
+    def _whole(self, request: _Request, group_idx: int, chunks: np.ndarray, table: np.ndarray) -> np.ndarray:
+        """Those of `chunks` whose blocks are all there. The others are dropped and counted, once each."""
+        lost = (chunk_blocks(self.chunking, group_idx, chunks, table) == NULL_BLOCK).any(axis=1)
+        dropped = request.dropped.setdefault(group_idx, set())
+        self.counts.chunks_dropped += len(set(chunks[lost].tolist()) - dropped)
+        dropped.update(chunks[lost].tolist())
+        return chunks[~lost]
+
+    def _store_plan(
+        self, chosen: Sequence[_Chosen], block_tables: Mapping[str, Any], num_blocks: Mapping[str, int] | None
+    ) -> StorePlan:
+        rows: dict[int, dict[int, np.ndarray]] = {}
+        for part in chosen:
+            for g, c, units in zip(part.group_idxs, part.chunk_idxs, part.reservation.units, strict=True):
+                rows.setdefault(g, {})[c] = units
+        names = self.chunking.layout.names
+        chunks = {names[g]: np.array(sorted(rows[g]), np.int64) for g in sorted(rows)}
+        units = {names[g]: self._unit_rows([rows[g][c] for c in sorted(rows[g])], g) for g in rows}
+        return plan_store(self.chunking, chunks, block_tables, units, num_blocks=num_blocks)
