@@ -1,5 +1,7 @@
 """kvjax: offload paged KV-cache blocks of models whose layers form mixed groups."""
 
+from typing import TYPE_CHECKING, Any
+
 from kvjax.chunking import Chunking as Chunking
 from kvjax.chunking import resolve_chunking as resolve_chunking
 from kvjax.coverage import Hit as Hit
@@ -15,5 +17,40 @@ from kvjax.groups import LeafSpec as LeafSpec
 from kvjax.groups import Recurrent as Recurrent
 from kvjax.groups import Scratch as Scratch
 from kvjax.groups import SlidingWindow as SlidingWindow
+from kvjax.ledger import Ledger as Ledger
+from kvjax.ledger import Lookup as Lookup
+from kvjax.plan import LoadPlan as LoadPlan
+from kvjax.plan import StorePlan as StorePlan
+from kvjax.plan import plan_load as plan_load
+from kvjax.plan import plan_store as plan_store
+
+if TYPE_CHECKING:
+    from kvjax.mover import Mover as Mover
+    from kvjax.offloader import Job as Job
+    from kvjax.offloader import JobResult as JobResult
+    from kvjax.offloader import Offloader as Offloader
+    from kvjax.offloader import Stats as Stats
 
 __version__ = "0.1.0"
+
+# What moves bytes needs JAX; a scheduler that only plans does not. These names are imported when first used.
+_WITH_JAX = {
+    "Job": "kvjax.offloader",
+    "JobResult": "kvjax.offloader",
+    "Mover": "kvjax.mover",
+    "Offloader": "kvjax.offloader",
+    "Stats": "kvjax.offloader",
+}
+
+
+def __getattr__(name: str) -> Any:
+    module = _WITH_JAX.get(name)
+    if module is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from importlib import import_module
+
+    return getattr(import_module(module), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_WITH_JAX])

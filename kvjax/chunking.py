@@ -65,8 +65,7 @@ def resolve_chunking(
         raise ValueError(f"`layout` must be a CacheLayout, got {layout!r}")
     if blocks_per_chunk is not None and block_size is not None:
         raise ValueError(
-            f"only one of `blocks_per_chunk` and `block_size` may be given, "
-            f"got {blocks_per_chunk!r} and {block_size!r}"
+            f"only one of `blocks_per_chunk` and `block_size` may be given, got {blocks_per_chunk!r} and {block_size!r}"
         )
     least_bytes = integer(min_chunk_bytes, "min_chunk_bytes", at_least=1)
     unit = layout.tokens_per_hash or hash_unit(layout.groups)
@@ -108,12 +107,12 @@ def _from_block_size(layout: CacheLayout, block_size: Any) -> dict[int, int]:
             f"`block_size` must be a multiple of tokens_per_block, {one}, got {tokens}; "
             f"the next valid value is {-(-tokens // one) * one}"
         )
-    return {g: tokens // one for g in layout.cached}
+    return dict.fromkeys(layout.cached, tokens // one)
 
 
 def _from_blocks(layout: CacheLayout, blocks: Any, unit: int, least_bytes: int) -> dict[int, int]:
     if blocks is None:
-        return {g: 1 for g in layout.cached}
+        return dict.fromkeys(layout.cached, 1)
     if isinstance(blocks, str) and blocks == "auto":
         return {g: _auto(layout.groups[g], unit, least_bytes) for g in layout.cached}
     if isinstance(blocks, Mapping):

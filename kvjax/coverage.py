@@ -13,7 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import integer, is_int
+from kvjax._checks import integer
+from kvjax._indices import chunk_indices
+from kvjax._intervals import EMPTY, intersect, runs_of, with_run
 from kvjax.chunking import Chunking
 from kvjax.groups import ChunkedLocal, FullAttention, GroupSpec, Kind, Recurrent, Scratch, SlidingWindow
 
@@ -21,7 +23,6 @@ from kvjax.groups import ChunkedLocal, FullAttention, GroupSpec, Kind, Recurrent
 # then costs what its answer costs.
 _FIRST_SPAN = 4096
 
-_EMPTY = np.empty(0, np.int64)
 _ZERO = np.zeros(1, np.int64)
 
 
@@ -166,12 +167,12 @@ def longest_hit(
     multiple = integer(resume_multiple, "resume_multiple", at_least=1)
     device, floor = _device_prefix(chunking, device_tokens, total)
     chunks = {g: _present_chunks(chunking, g, present, total) for g in _present_groups(chunking, present)}
-    resident = {g: _resident(chunking, g, chunks.get(g, _EMPTY), device[g]) for g in chunking.layout.cached}
+    resident = {g: _resident(chunking, g, chunks.get(g, EMPTY), device[g]) for g in chunking.layout.cached}
     hit = max(floor, _largest(chunking, resident, total - 1, multiple))
     return Hit(
         hit_tokens=hit,
         load={
-            group.name: _load_chunks(chunking, g, hit, device[g]) if g in device else _EMPTY
+            group.name: _load_chunks(chunking, g, hit, device[g]) if g in device else EMPTY
             for g, group in enumerate(chunking.layout.groups)
         },
         limited_by=_limited_by(chunking, chunks, device, resident, hit, total, multiple),
@@ -187,11 +188,9 @@ def store_set(chunking: Chunking, checkpoint: int, *, resume_multiple: int = 1) 
     Raises:
         ValueError: an argument of the wrong type or range.
     """
-    sets = []
-    for position in stored_positions(chunking, checkpoint, resume_multiple=resume_multiple):
-        sets.append([_chunks_of(chunking, g, position) for g in range(len(chunking.layout.groups))])
+    positions = stored_positions(chunking, checkpoint, resume_multiple=resume_multiple)
     return {
-        group.name: np.unique(np.concatenate([chosen[g] for chosen in sets]))
+        group.name: np.unique(np.concatenate([_chunks_of(chunking, g, position) for position in positions]))
         for g, group in enumerate(chunking.layout.groups)
     }
 
@@ -279,7 +278,7 @@ def junction(chunking: Chunking, num_tokens: int, chunks: Mapping[int, np.ndarra
         chunks: resident `chunk_idx` of the request's prefix by `group_idx`; ascending `int64`.
     """
     full = {
-        g: _resident(chunking, g, chunks.get(g, _EMPTY), 0)
+        g: _resident(chunking, g, chunks.get(g, EMPTY), 0)
         for g in chunking.layout.cached
         if isinstance(chunking.layout.groups[g].kind, FullAttention)
     }
@@ -297,7 +296,7 @@ def eviction_ranks(chunking: Chunking, chunks: Mapping[int, np.ndarray]) -> dict
         chunking: the layout and its chunks.
         chunks: resident `chunk_idx` of one request's prefix by `group_idx`; ascending `int64`.
     """
-    resident = {g: _resident(chunking, g, chunks.get(g, _EMPTY), 0) for g in chunking.layout.cached}
+    resident = {g: _resident(chunking, g, chunks.get(g, EMPTY), 0) for g in chunking.layout.cached}
     end = max((int(r.stops[-1]) for r in resident.values() if len(r.stops)), default=0)
     end = max([end, *(int(r.states[-1]) for r in resident.values() if len(r.states))])
     firsts, lasts = _common(chunking, resident, 0, end)
@@ -364,19 +363,18 @@ def _tokens_per_chunk(chunking: Chunking, group_idx: int) -> int:
 
 def _device_prefix(chunking: Chunking, device_tokens: Any, total: int) -> tuple[dict[int, int], int]:
     """Returns the tokens the device holds per cached group, and the prefix restorable whatever else."""
-    cached = chunking.layout.cached
+    layout = chunking.layout
     if isinstance(device_tokens, Mapping):
-        given = {chunking.layout.index(name, "device_tokens"): n for name, n in device_tokens.items()}
+        given = {layout.index(name, "device_tokens"): tokens for name, tokens in device_tokens.items()}
+        named = {g: f"device_tokens of group {layout.groups[g].name!r}" for g in given}
     else:
-        given = {g: device_tokens for g in cached}
+        given = dict.fromkeys(layout.cached, device_tokens)
+        named = dict.fromkeys(layout.cached, "device_tokens")
+    device = dict.fromkeys(layout.cached, 0)
     for g, tokens in given.items():
-        name = "device_tokens" if not isinstance(device_tokens, Mapping) else (
-            f"device_tokens of group {chunking.layout.groups[g].name!r}"
-        )
-        given[g] = integer(tokens, name, at_least=0)
-        if given[g] > total - 1:
-            raise ValueError(f"`{name}` must be at most num_tokens - 1 = {total - 1}, got {tokens}")
-    device = {g: given.get(g, 0) for g in cached}
+        device[g] = integer(tokens, named[g], at_least=0)
+        if device[g] > total - 1:
+            raise ValueError(f"`{named[g]}` must be at most num_tokens - 1 = {total - 1}, got {tokens}")
     prefixes = set(device.values())
     return device, prefixes.pop() if len(prefixes) == 1 else 0
 
@@ -395,53 +393,6 @@ def _present_chunks(chunking: Chunking, group_idx: int, present: Mapping[str, An
     return chunk_indices(present[group.name], f"present of group {group.name!r}", num_chunks)
 
 
-def chunk_indices(chunks: Any, name: str, num_chunks: int) -> np.ndarray:
-    """Returns the distinct `chunk_idx` below `num_chunks` that `chunks` names, ascending `int64`.
-
-    Args:
-        chunks: a boolean mask by `chunk_idx`, or integer `chunk_idx` in any order.
-        name: what an error calls it.
-        num_chunks: larger indices are left out.
-
-    Raises:
-        ValueError: floats, negative indices, a mix of bools and integers, or anything else.
-    """
-    array = _one_type(chunks, name)
-    if array.dtype == bool:
-        return array[:num_chunks].nonzero()[0].astype(np.int64)
-    if len(array) and array.min() < 0:
-        raise ValueError(f"`{name}` must hold non-negative chunk indices, got {array.min()}")
-    array = array[array < num_chunks].astype(np.int64)
-    return np.unique(array) if len(array) > 1 and not (array[1:] > array[:-1]).all() else array
-
-
-def _one_type(chunks: Any, name: str) -> np.ndarray:
-    """Returns a 1-d array of bools, of integers or, for integers past int64, of Python objects."""
-    rule = f"`{name}` must be a list or 1-d array of bools or of chunk indices"
-    if isinstance(chunks, (list, tuple, range, set, frozenset)):
-        kinds = set(map(type, chunks))
-        bools = {kind for kind in kinds if issubclass(kind, (bool, np.bool_))}
-        if bools and bools != kinds:
-            raise ValueError(f"{rule}, got a mix of bools and {sorted(k.__name__ for k in kinds - bools)}")
-        wrong = sorted(kind.__name__ for kind in kinds - bools if not issubclass(kind, (int, np.integer)))
-        if wrong:
-            raise ValueError(f"{rule}, got {wrong[0]} in it")
-        values = list(chunks)
-        if bools:
-            return np.array(values, bool)
-        try:
-            return np.array(values, np.int64)
-        except OverflowError:
-            return np.array([int(value) for value in values], object)
-    if not isinstance(chunks, np.ndarray) and hasattr(chunks, "__array__"):
-        chunks = np.asarray(chunks)
-    if not isinstance(chunks, np.ndarray):
-        raise ValueError(f"{rule}, got {chunks!r}")
-    if chunks.ndim != 1 or (chunks.dtype.kind not in "biu" and len(chunks)):
-        raise ValueError(f"{rule}, got a {chunks.ndim}-d array of {chunks.dtype.name}")
-    return chunks if len(chunks) else _EMPTY
-
-
 def _resident(
     chunking: Chunking, group_idx: int, chunks: np.ndarray, device_tokens: int, complete_to: int = 0
 ) -> Resident:
@@ -452,55 +403,27 @@ def _resident(
         states = (chunks + 1) * tokens
         if device_tokens:
             states = np.union1d(states, [device_tokens])
-        return Resident(_EMPTY, _EMPTY, states, tokens, complete_to)
-    breaks = np.flatnonzero(np.diff(chunks) != 1)
-    starts = chunks[np.concatenate([[0], breaks + 1])] * tokens if len(chunks) else _EMPTY
-    stops = (chunks[np.concatenate([breaks, [-1]])] + 1) * tokens if len(chunks) else _EMPTY
+        return Resident(EMPTY, EMPTY, states, tokens, complete_to)
+    starts, stops = (bound * tokens for bound in runs_of(chunks))
     for start, stop in (needed(kind, device_tokens), (0, complete_to // tokens * tokens)):
         if start < stop:
-            starts, stops = _with_run(starts, stops, start, stop)
-    return Resident(starts, stops, _EMPTY)
-
-
-def _with_run(starts: np.ndarray, stops: np.ndarray, start: int, stop: int) -> tuple[np.ndarray, np.ndarray]:
-    """Adds `[start, stop)` to ascending runs, merging what overlaps or touches."""
-    low = int(np.searchsorted(stops, start))  # first run that reaches `start`
-    high = int(np.searchsorted(starts, stop, side="right"))  # first run beyond `stop`
-    if low < high:
-        start, stop = min(start, int(starts[low])), max(stop, int(stops[high - 1]))
-    return (
-        np.concatenate([starts[:low], [start], starts[high:]]),
-        np.concatenate([stops[:low], [stop], stops[high:]]),
-    )
+            starts, stops = with_run(starts, stops, start, stop)
+    return Resident(starts, stops, EMPTY)
 
 
 def _complete(chunking: Chunking, group_idx: int, position: int) -> Resident:
-    return _resident(chunking, group_idx, _EMPTY, 0, position)
+    return _resident(chunking, group_idx, EMPTY, 0, position)
 
 
-def _common(
-    chunking: Chunking, resident: Mapping[int, Resident], low: int, high: int
-) -> tuple[np.ndarray, np.ndarray]:
+def _common(chunking: Chunking, resident: Mapping[int, Resident], low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
     """Positions in `[low, high]` that every cached group can restore, as ascending closed intervals."""
     firsts, lasts = _ZERO + low, _ZERO + high
     for g, has in resident.items():
         group = chunking.layout.groups[g]
-        firsts, lasts = _intersect(
-            firsts, lasts, *restorable_spans(group.kind, group.lookahead_tokens, has, low, high)
-        )
+        firsts, lasts = intersect(firsts, lasts, *restorable_spans(group.kind, group.lookahead_tokens, has, low, high))
         if not len(firsts):
             break
     return firsts, lasts
-
-
-def _intersect(
-    firsts: np.ndarray, lasts: np.ndarray, other_firsts: np.ndarray, other_lasts: np.ndarray
-) -> tuple[np.ndarray, np.ndarray]:
-    low = np.searchsorted(other_lasts, firsts)  # first of the others that ends at or past ours
-    count = np.maximum(np.searchsorted(other_firsts, lasts, side="right") - low, 0)
-    mine = np.repeat(np.arange(len(firsts)), count)
-    theirs = np.arange(len(mine)) + np.repeat(low - (np.cumsum(count) - count), count)
-    return np.maximum(firsts[mine], other_firsts[theirs]), np.minimum(lasts[mine], other_lasts[theirs])
 
 
 def _largest(chunking: Chunking, resident: Mapping[int, Resident], bound: int, multiple: int) -> int:
@@ -543,7 +466,7 @@ def _limited_by(
 ) -> tuple[str, ...]:
     if hit + multiple - hit % multiple > total - 1:
         return ()
-    could = {g: _resident(chunking, g, chunks.get(g, _EMPTY), device[g], total) for g in resident}
+    could = {g: _resident(chunking, g, chunks.get(g, EMPTY), device[g], total) for g in resident}
     candidate = _smallest_above(chunking, could, hit, total - 1, multiple)
     if candidate is None:
         return ()
@@ -574,11 +497,11 @@ def _chunks_of(chunking: Chunking, group_idx: int, position: int) -> np.ndarray:
     """The chunks with a required token of `position`."""
     group = chunking.layout.groups[group_idx]
     if not group.is_cached or position == 0:
-        return _EMPTY
+        return EMPTY
     return _chunks_between(_tokens_per_chunk(chunking, group_idx), *required(group, position))
 
 
 def _chunks_between(tokens_per_chunk: int, start: int, stop: int) -> np.ndarray:
     if start >= stop:
-        return _EMPTY
+        return EMPTY
     return np.arange(start // tokens_per_chunk, -(-stop // tokens_per_chunk), dtype=np.int64)

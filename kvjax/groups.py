@@ -251,9 +251,7 @@ class CacheLayout:
         _check_shared_leaves(groups)
         object.__setattr__(self, "groups", groups)
         if self.tokens_per_hash is not None:
-            object.__setattr__(
-                self, "tokens_per_hash", integer(self.tokens_per_hash, "tokens_per_hash", at_least=1)
-            )
+            object.__setattr__(self, "tokens_per_hash", integer(self.tokens_per_hash, "tokens_per_hash", at_least=1))
 
     @property
     def names(self) -> tuple[str, ...]:

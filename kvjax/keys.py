@@ -21,9 +21,7 @@ NAMESPACE_BYTES = 8
 _GROUP_BYTES = 4
 
 
-def namespace_of(
-    chunking: Chunking, *, model: str = "", shard: str = "", salt: str | bytes = b""
-) -> bytes:
+def namespace_of(chunking: Chunking, *, model: str = "", shard: str = "", salt: str | bytes = b"") -> bytes:
     """Returns the 128-bit fingerprint under which chunks of equal tokens are the same chunks.
 
     Args:

@@ -14,7 +14,15 @@ import numpy as np
 from kvjax._checks import integer
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit, eviction_ranks, junction, longest_hit, store_set
-from kvjax.keys import NAMESPACE_BYTES, chunk_keys, engine_hashes, key_namespace, namespace_of, prefix_hashes, token_array
+from kvjax.keys import (
+    NAMESPACE_BYTES,
+    chunk_keys,
+    engine_hashes,
+    key_namespace,
+    namespace_of,
+    prefix_hashes,
+    token_array,
+)
 from kvjax.packing import Units
 from kvjax.plan import NULL_BLOCK, LoadPlan, StorePlan, block_table, check_range, chunk_blocks, plan_load, plan_store
 from kvjax.pool import ChunkPool, Pins, Policy, Reservation
@@ -72,12 +80,21 @@ class _Request:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
-    """A load that was prepared. One `complete_load` ends it."""
+    """A load that was prepared. One `complete_load` ends it.
+
+    Args:
+        request_id: the request it is for.
+        plan: the moves.
+        pins: what it reads.
+        hit_tokens: the prefix in the caches once it is done.
+        device_tokens: the prefix in the caches if it fails.
+    """
 
     request_id: Hashable
     plan: LoadPlan
     pins: Pins
     hit_tokens: int
+    device_tokens: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -291,7 +308,13 @@ class Ledger:
             device_tokens=request.device_tokens,
             num_blocks=num_blocks,
         )
-        load = Load(request_id, plan, request.pins, request.hit.hit_tokens)
+        held = request.device_tokens
+        common = (
+            min(held.get(self.chunking.layout.groups[g].name, 0) for g in self.chunking.layout.cached)
+            if isinstance(held, dict)
+            else held
+        )
+        load = Load(request_id, plan, request.pins, request.hit.hit_tokens, common)
         request.pins = request.hit = None
         self._open.add(load)
         return load
@@ -393,7 +416,9 @@ class Ledger:
         """
         if namespace is None:
             return self.pool.invalidate()
-        return self.pool.invalidate(key for key in self.pool.keys() if key_namespace(key) == namespace[:NAMESPACE_BYTES])
+        return self.pool.invalidate(
+            key for key in self.pool.held_keys() if key_namespace(key) == namespace[:NAMESPACE_BYTES]
+        )
 
     @property
     def num_requests(self) -> int:
@@ -431,9 +456,7 @@ class Ledger:
             self.pool.unpin(request.pins)
         request.pins = request.hit = None
 
-    def _extend(
-        self, request: _Request, token_ids: Any, hashes: Sequence[Any] | None, num_tokens: int | None
-    ) -> None:
+    def _extend(self, request: _Request, token_ids: Any, hashes: Sequence[Any] | None, num_tokens: int | None) -> None:
         """Adds tokens, or the engine's hashes, and the chunk keys that they complete."""
         if (token_ids is None) == (hashes is None):
             raise ValueError("exactly one of `token_ids` and `hashes` must be given")

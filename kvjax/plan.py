@@ -201,9 +201,7 @@ def chunk_blocks(
     last = int(places[matter].max(initial=-1))
     if last >= len(table):
         name = chunking.layout.groups[group_idx].name
-        raise ValueError(
-            f"`block_tables` of group {name!r} must cover {last + 1} blocks, got {len(table)}"
-        )
+        raise ValueError(f"`block_tables` of group {name!r} must cover {last + 1} blocks, got {len(table)}")
     return np.where(places < len(table), np.append(table, NULL_BLOCK)[np.minimum(places, len(table))], NULL_BLOCK)
 
 

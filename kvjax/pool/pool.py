@@ -76,9 +76,7 @@ class ChunkPool:
         policy: the order of eviction; a new `LRU` by default.
     """
 
-    def __init__(
-        self, num_units: int, units_per_chunk: Sequence[int | None], policy: Policy | None = None
-    ):
+    def __init__(self, num_units: int, units_per_chunk: Sequence[int | None], policy: Policy | None = None):
         self.units_per_chunk = tuple(units_per_chunk)
         self.counts = PoolCounts()
         self._units = UnitAllocator(num_units)
@@ -237,7 +235,7 @@ class ChunkPool:
             self._release(slot)
         return len(set(slots))
 
-    def keys(self) -> list[bytes]:
+    def held_keys(self) -> list[bytes]:
         """Returns the keys of all chunks held, those being written among them."""
         return list(self._index)
 

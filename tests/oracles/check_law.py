@@ -43,7 +43,9 @@ def check_store(seed: int) -> str | None:
     pick = seeded(seed)
     chunking, checkpoint, multiple = random_chunking(pick), pick(1, 60), pick(1, 3)
     longer, same = law.stored_positions(chunking, checkpoint, multiple)
-    stored = {name: chunks.tolist() for name, chunks in store_set(chunking, checkpoint, resume_multiple=multiple).items()}
+    stored = {
+        name: chunks.tolist() for name, chunks in store_set(chunking, checkpoint, resume_multiple=multiple).items()
+    }
     if stored != law.store_set(chunking, checkpoint, multiple):
         return f"store set at {checkpoint}, multiple {multiple}: found {stored}, for {chunking}"
     if stored_positions(chunking, checkpoint, resume_multiple=multiple) != (same, longer):

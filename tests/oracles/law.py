@@ -6,7 +6,7 @@ a subset of the things that are resident. Nothing here is clever, nothing is sha
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from functools import lru_cache
+from functools import cache
 from typing import NamedTuple
 
 from kvjax.chunking import Chunking
@@ -32,14 +32,14 @@ def cached_groups(chunking: Chunking) -> Iterator[tuple[GroupSpec, int]]:
             yield group, tokens
 
 
-@lru_cache(maxsize=None)
+@cache
 def needed(kind: Kind, position: int) -> Things:
     """What must be in the cache to compute the token at `position`."""
     if position == 0:
         return frozenset()
     match kind:
         case FullAttention():
-            return frozenset(range(0, position))
+            return frozenset(range(position))
         case SlidingWindow(window_tokens):
             return frozenset(range(max(0, position - window_tokens + 1), position))
         case ChunkedLocal(chunk_tokens):
@@ -49,7 +49,7 @@ def needed(kind: Kind, position: int) -> Things:
     raise AssertionError(kind)
 
 
-@lru_cache(maxsize=None)
+@cache
 def required(kind: Kind, lookahead_tokens: int, position: int) -> Things:
     """What must be resident to resume at `position`: what it needs and the tokens a draft head looks at."""
     if position == 0:
@@ -57,7 +57,7 @@ def required(kind: Kind, lookahead_tokens: int, position: int) -> Things:
     return needed(kind, position) | frozenset(range(position, position + lookahead_tokens))
 
 
-@lru_cache(maxsize=None)
+@cache
 def held_by_chunk(kind: Kind, tokens_per_chunk: int, chunk_idx: int) -> Things:
     """What one chunk holds: its tokens, or the state at its end."""
     end = (chunk_idx + 1) * tokens_per_chunk

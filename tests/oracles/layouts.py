@@ -49,9 +49,7 @@ def random_layout(pick: Pick) -> CacheLayout:
     for g in range(pick(1, 4)):
         kind = random_kind(pick)
         lookahead = pick(0, 6) if isinstance(kind, (FullAttention, SlidingWindow)) and pick(0, 1) else 0
-        groups.append(
-            GroupSpec(f"g{g}", kind, unit * pick(1, 4), block_bytes=pick(1, 9), lookahead_tokens=lookahead)
-        )
+        groups.append(GroupSpec(f"g{g}", kind, unit * pick(1, 4), block_bytes=pick(1, 9), lookahead_tokens=lookahead))
     if not any(group.is_cached for group in groups):
         groups.append(GroupSpec("last", FullAttention(), unit, block_bytes=1))
     return CacheLayout(groups)

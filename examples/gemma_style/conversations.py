@@ -1,0 +1,78 @@
+"""Conversations cut from a text: byte tokens, several turns, one common opening."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+SHIPPED_TEXT = Path(__file__).parents[1] / "data" / "alice.txt"
+_SPREAD = (0, 37, -29, 18, -41, 9)  # so that turns do not all end at the same place of a block
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """What a user says.
+
+    Args:
+        name: names the conversation.
+        turns: the text of each turn, byte tokens.
+    """
+
+    name: str
+    turns: tuple[tuple[int, ...], ...]
+
+    def max_tokens(self, new_tokens: int) -> int:
+        """Returns the conversation's tokens at its end, `new_tokens` answered in every turn."""
+        return sum(len(text) + new_tokens for text in self.turns)
+
+
+def read_text(path: Path) -> bytes:
+    """Returns the bytes of a text file, whatever its encoding.
+
+    Raises:
+        ValueError: it cannot be read, or is empty.
+    """
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise ValueError(f"cannot read the text file '{path}': {error.strerror}") from error
+    if not data.strip():
+        raise ValueError(f"the text file '{path}' must hold some text, but it is empty")
+    return data
+
+
+def cut(
+    text: bytes, *, num_conversations: int, num_turns: int, turn_tokens: int, opening_tokens: int
+) -> list[Conversation]:
+    """Returns conversations of about `turn_tokens` tokens a turn, each from its own part of the text.
+
+    All begin with the same `opening_tokens` tokens, as with a system prompt. A short text is read round
+    and round.
+
+    >>> [c.turns for c in cut(b"abcdef", num_conversations=2, num_turns=1, turn_tokens=2, opening_tokens=1)]
+    [((97, 98, 99),), ((97, 100, 101),)]
+    """
+    opening = _take(text, 0, opening_tokens)
+    at = opening_tokens
+    conversations = []
+    for c in range(num_conversations):
+        turns = []
+        for t in range(num_turns):
+            spread = _SPREAD[(c * num_turns + t) % len(_SPREAD)] if turn_tokens > 2 * max(_SPREAD) else 0
+            turns.append(_take(text, at, turn_tokens + spread))
+            at += turn_tokens + spread
+        turns[0] = opening + turns[0]
+        conversations.append(Conversation(f"c{c + 1}", tuple(turns)))
+    return conversations
+
+
+def spell(tokens: Sequence[int]) -> str:
+    """Returns byte tokens as text, a dot for what does not print.
+
+    >>> spell([72, 105, 10, 300])
+    'Hi··'
+    """
+    return "".join(chr(token) if 32 <= token < 127 else "·" for token in tokens)
+
+
+def _take(text: bytes, start: int, count: int) -> tuple[int, ...]:
+    return tuple(text[(start + i) % len(text)] for i in range(count))

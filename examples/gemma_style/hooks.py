@@ -1,0 +1,114 @@
+"""Where the three modes differ: what becomes of keys and values that the device cannot keep."""
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+import numpy as np
+
+import kvjax
+
+from .model import Caches
+from .presets import Attention
+
+Tables = Mapping[str, np.ndarray]
+
+
+class CacheHook(Protocol):
+    """What the engine asks during a turn. Caches go in and come out."""
+
+    def lookup(self, request_id: str, prompt: Sequence[int], device_tokens: int) -> int:
+        """Begins a request. Returns how long a prefix of the prompt the device holds or can be given."""
+        ...
+
+    def restore(self, caches: Caches, request_id: str, tables: Tables) -> Caches:
+        """Gives the device the prefix that `lookup` promised."""
+        ...
+
+    def accept(self, request_id: str, token: int) -> None:
+        """Tells of a generated token."""
+        ...
+
+    def save(self, caches: Caches, request_id: str, tables: Tables, num_tokens: int, *, last: bool) -> Caches:
+        """May copy what the device holds, `num_tokens` tokens; `last` for the request's end."""
+        ...
+
+    def keep_from(self, position: int) -> Mapping[str, int]:
+        """Returns the first token, by group, that must stay on the device once `position` tokens are cached."""
+        ...
+
+    def finish(self, request_id: str) -> None:
+        """Ends a request."""
+        ...
+
+
+class NoOffload:
+    """What the device loses is computed again.
+
+    Args:
+        attention: the kind of each group.
+    """
+
+    def __init__(self, attention: Mapping[str, Attention]):
+        self._attention = attention
+
+    def lookup(self, request_id: str, prompt: Sequence[int], device_tokens: int) -> int:
+        """The device has what it has."""
+        del request_id, prompt
+        return device_tokens
+
+    def restore(self, caches: Caches, request_id: str, tables: Tables) -> Caches:
+        """Restores nothing."""
+        del request_id, tables
+        return caches
+
+    def accept(self, request_id: str, token: int) -> None:
+        """Needs no tokens."""
+
+    def save(self, caches: Caches, request_id: str, tables: Tables, num_tokens: int, *, last: bool) -> Caches:
+        """Saves nothing."""
+        del request_id, tables, num_tokens, last
+        return caches
+
+    def keep_from(self, position: int) -> Mapping[str, int]:
+        """The windows, no more."""
+        return {group: kind.first_needed(position) for group, kind in self._attention.items()}
+
+    def finish(self, request_id: str) -> None:
+        """Nothing to release."""
+
+
+class Offload:
+    """What the device loses is restored from host memory by kvjax.
+
+    Args:
+        offloader: made for the engine's caches.
+    """
+
+    def __init__(self, offloader: kvjax.Offloader):
+        self._offloader = offloader
+
+    def lookup(self, request_id: str, prompt: Sequence[int], device_tokens: int) -> int:
+        """The longest prefix that device and host hold together."""
+        return self._offloader.lookup(request_id, prompt, device_tokens=device_tokens).hit_tokens
+
+    def restore(self, caches: Caches, request_id: str, tables: Tables) -> Caches:
+        """Loads from the host. A step that takes the returned caches reads the restored blocks."""
+        caches, _ = self._offloader.load(caches, request_id, tables)
+        return dict(caches)
+
+    def accept(self, request_id: str, token: int) -> None:
+        """A greedy token is final: its chunk may be keyed."""
+        self._offloader.extend(request_id, [token])
+
+    def save(self, caches: Caches, request_id: str, tables: Tables, num_tokens: int, *, last: bool) -> Caches:
+        """Stores on the host what a later request will want."""
+        caches, _ = self._offloader.store(caches, request_id, tables, num_tokens, checkpoint=last)
+        return dict(caches)
+
+    def keep_from(self, position: int) -> Mapping[str, int]:
+        """The windows, and what a later store will want whole."""
+        return kvjax.retained_from(self._offloader.chunking, position)
+
+    def finish(self, request_id: str) -> None:
+        """Releases what the lookup pinned."""
+        self._offloader.finish(request_id)

@@ -1,0 +1,212 @@
+"""Serves the conversations in three modes and compares them."""
+
+import hashlib
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+import kvjax
+
+from .conversations import Conversation, cut, read_text
+from .engine import Engine, Turn
+from .hooks import CacheHook, NoOffload, Offload
+from .options import ONE_CHUNK, Options
+from .presets import PRESETS, ModelShape
+from .stepper import Stepper
+
+UNLIMITED, OFFLOAD, RECOMPUTE = MODES = ("unlimited", "offload", "recompute")
+_SMALL_POOL_CONVERSATIONS = 1.5
+
+
+@dataclass(eq=False)
+class Served:
+    """What one mode did.
+
+    Args:
+        num_blocks: blocks of its pool, by group.
+        turns: in the order served.
+        pool_use: used part of each group's pool after every step.
+        seconds: wall time of all turns.
+    """
+
+    num_blocks: dict[str, int]
+    turns: list[Turn] = field(default_factory=list)
+    pool_use: dict[str, list[float]] = field(default_factory=dict)
+    seconds: float = 0.0
+
+    def total(self, name: str) -> int:
+        """Returns the sum of one count over the turns."""
+        return sum(getattr(turn, name) for turn in self.turns)
+
+    def ttft_ms(self) -> float | None:
+        """Returns the median time to first token of the resumed turns, `None` if there is none."""
+        resumed = [turn.ttft_s for turn in self.turns if turn.turn > 1]
+        return float(np.median(resumed) * 1000) if resumed else None
+
+    def digest(self) -> str:
+        """Returns a digest of all generated tokens."""
+        tokens = np.array([turn.tokens for turn in self.turns], "<i4")
+        return hashlib.sha256(tokens.tobytes()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """The three modes side by side.
+
+    Args:
+        options: what was asked for.
+        shape: the model.
+        chunking: the groups and their chunks.
+        host_bytes: budget in host memory.
+        served: by mode.
+        bytes_stored: device to host, in the offload mode.
+        bytes_loaded: host to device.
+        seconds: wall time of everything, compiling included.
+    """
+
+    options: Options
+    shape: ModelShape
+    chunking: kvjax.Chunking
+    host_bytes: int
+    served: Mapping[str, Served]
+    bytes_stored: int
+    bytes_loaded: int
+    seconds: float
+
+    def tokens_identical(self) -> bool:
+        """Returns whether all tokens are equal in all modes."""
+        return len({served.digest() for served in self.served.values()}) == 1
+
+    def max_abs_logit_diff(self) -> float:
+        """Returns the largest difference between the logits of offload and unlimited."""
+        pairs = zip(self.served[UNLIMITED].turns, self.served[OFFLOAD].turns, strict=True)
+        return max(float(np.abs(one.logits - other.logits).max()) for one, other in pairs)
+
+
+class Bench:
+    """All that the modes share: model, conversations and pool sizes.
+
+    Args:
+        options: what was asked for.
+
+    Raises:
+        ValueError: the text, the chunks or the pool do not allow it.
+    """
+
+    def __init__(self, options: Options):
+        self.options = options
+        self.shape = ModelShape(
+            PRESETS[options.preset],
+            options.layers,
+            options.width,
+            options.vocabulary,
+            np.dtype(kvjax.LeafSpec("cache", (1,), options.cache_dtype).dtype),
+        )
+        self.conversations = cut(
+            read_text(options.text),
+            num_conversations=options.conversations,
+            num_turns=options.turns,
+            turn_tokens=options.turn_tokens,
+            opening_tokens=options.opening_tokens,
+        )
+        self.max_tokens = max(c.max_tokens(options.new_tokens) for c in self.conversations)
+        self.chunking = kvjax.resolve_chunking(self.shape.layout(), blocks_per_chunk=options.blocks_per_chunk)
+        largest = max(size for size in self.chunking.chunk_bytes if size is not None)
+        self.host_bytes = largest if options.host_bytes == ONE_CHUNK else int(options.host_bytes)
+        self.needed_blocks = self._blocks_of_one()
+        self.small_pool = self._small_pool()
+        self.stepper = Stepper(self.shape, seed=options.seed, rows=options.rows, max_tokens=self.max_tokens)
+
+    def num_blocks(self, mode: str) -> dict[str, int]:
+        """Returns the blocks of a mode's pool, by group."""
+        if mode == UNLIMITED:
+            return {group: count * len(self.conversations) for group, count in self.needed_blocks.items()}
+        return self.small_pool
+
+    def _blocks_of_one(self) -> dict[str, int]:
+        """Returns how many blocks of each group the longest conversation may hold at once."""
+        most = dict.fromkeys((group.name for group in self.chunking.layout.groups), 0)
+        for start in range(self.max_tokens):
+            stop = min(self.max_tokens, (start // self.options.rows + 1) * self.options.rows)
+            for group, first in kvjax.retained_from(self.chunking, start).items():
+                per_block = self.shape.preset.attention(group).tokens_per_block
+                most[group] = max(most[group], -(-stop // per_block) - first // per_block)
+        return most
+
+    def _small_pool(self) -> dict[str, int]:
+        given = self.options.device_blocks
+        if isinstance(given, int):
+            given = dict.fromkeys(self.needed_blocks, given)
+        pool = {group: int(_SMALL_POOL_CONVERSATIONS * count) for group, count in self.needed_blocks.items()}
+        pool.update(given or {})
+        for group, needed in self.needed_blocks.items():
+            if pool[group] < needed:
+                raise ValueError(
+                    f"--device-blocks of group {group!r} must be at least {needed}, "
+                    f"the blocks of one conversation of {self.max_tokens} tokens, got {pool[group]}"
+                )
+        return pool
+
+    def serve(self, mode: str, engine: Engine, hook: CacheHook, on_turn: Callable[[Turn], None]) -> list[Turn]:
+        """Serves every turn, the conversations one after the other in each round."""
+        turns = []
+        for t in range(self.options.turns):
+            for conversation in self.conversations:
+                turns.append(engine.turn(conversation.name, conversation.turns[t], self.options.new_tokens, hook))
+                on_turn(turns[-1])
+        return turns
+
+
+def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda mode, turn: None) -> Outcome:
+    """Runs the three modes.
+
+    Args:
+        options: what was asked for.
+        on_turn: called with a mode and `None` when its turns begin, and after each turn.
+
+    Raises:
+        ValueError: the options do not allow a run, before any turn is served.
+    """
+    started = time.perf_counter()
+    bench = Bench(options)
+    engines, traces = {}, {}
+    served = {mode: Served(bench.num_blocks(mode)) for mode in MODES}
+    for mode in MODES:
+        traces[mode] = Trace(served[mode])
+        engines[mode] = Engine(bench.stepper, bench.num_blocks(mode), traces[mode])
+    model = f"{options.preset} {options.layers}x{options.width}x{options.vocabulary} seed {options.seed}"
+    with kvjax.Offloader(
+        bench.chunking.layout,
+        engines[OFFLOAD].caches,
+        host_bytes=bench.host_bytes,
+        blocks_per_chunk=options.blocks_per_chunk,
+        model=model,
+        progress=False,
+    ) as offloader:
+        no_offload = NoOffload(bench.stepper.attention)
+        hooks: dict[str, CacheHook] = {UNLIMITED: no_offload, OFFLOAD: Offload(offloader), RECOMPUTE: no_offload}
+        for mode in MODES:
+            warm_up(engines[mode])
+        warm_up_offload(bench, engines[OFFLOAD], offloader)
+        before = offloader.stats()
+        for mode in MODES:
+            on_turn(mode, None)
+            begun = time.perf_counter()
+            served[mode].turns = bench.serve(
+                mode, engines[mode], hooks[mode], lambda turn, mode=mode: on_turn(mode, turn)
+            )
+            offloader.wait()
+            served[mode].seconds = time.perf_counter() - begun
+        after = offloader.stats()
+    return Outcome(
+        options=options,
+        shape=bench.shape,
+        chunking=bench.chunking,
+        host_bytes=bench.host_bytes,
+        served=served,
+        bytes_stored=after.bytes_stored - before.bytes_stored,
+        bytes_loaded=after.bytes_loaded - before.bytes_loaded,
+        seconds=time.perf_counter() - started,
+    )

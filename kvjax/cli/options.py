@@ -1,0 +1,128 @@
+"""Options that several commands share, and the text forms of their values."""
+
+import argparse
+import re
+import reprlib
+from typing import Any
+
+from kvjax.chunking import Chunking, resolve_chunking
+from kvjax.cli.files import read_json
+from kvjax.geometry import is_model_config, layout_from_geometry
+from kvjax.groups import CacheLayout
+
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"([0-9]{1,30})(B|KiB|MiB|GiB|TiB)?")
+_INT = re.compile(r"-?[0-9]{1,30}")
+
+
+def size(text: str) -> int:
+    """Returns the bytes that a size such as `8GiB` names.
+
+    Raises:
+        argparse.ArgumentTypeError: it is not digits with an optional B, KiB, MiB, GiB or TiB.
+
+    >>> size("64KiB")
+    65536
+    """
+    match = _SIZE.fullmatch(text)
+    if not match:
+        raise argparse.ArgumentTypeError(
+            f"a size must be digits with an optional B, KiB, MiB, GiB or TiB, got {reprlib.repr(text)}"
+        )
+    return int(match[1]) * _UNITS[match[2] or ""]
+
+
+def integer(text: str) -> int:
+    """Returns the int that `text` spells in decimal digits.
+
+    Raises:
+        argparse.ArgumentTypeError: it is anything else.
+    """
+    if not _INT.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"must be an int, got {reprlib.repr(text)}")
+    return int(text)
+
+
+def blocks_per_chunk(text: str) -> int | dict[str, int] | str:
+    """Returns what `--blocks-per-chunk` says: an int, a mapping by group name, or `"auto"`.
+
+    Raises:
+        argparse.ArgumentTypeError: it is none of the three, or names a group twice.
+
+    >>> blocks_per_chunk("full=2,local=8")
+    {'full': 2, 'local': 8}
+    """
+    if text == "auto":
+        return text
+    if _INT.fullmatch(text):
+        return int(text)
+    given: dict[str, int] = {}
+    for part in text.split(","):
+        name, equals, number = part.rpartition("=")
+        if not equals or not name or not _INT.fullmatch(number):
+            raise argparse.ArgumentTypeError(f"must be N, name=N,… or auto, got {reprlib.repr(text)}")
+        if name in given:
+            raise argparse.ArgumentTypeError(f"must name each group once, got {name!r} twice")
+        given[name] = int(number)
+    return given
+
+
+def add_chunking(parser: argparse.ArgumentParser) -> None:
+    """Adds the geometry file and the options that cut its groups into chunks."""
+    parser.add_argument("geometry", metavar="GEOMETRY", help="a geometry file: the cache's groups, as JSON")
+    parser.add_argument(
+        "--blocks-per-chunk",
+        type=blocks_per_chunk,
+        metavar="N|NAME=N,...|auto",
+        help="blocks of a group that move together: one number, one per group, or auto (default 1)",
+    )
+    parser.add_argument(
+        "--block-size",
+        type=integer,
+        metavar="T",
+        help="tokens per chunk, where all groups have the same tokens per block",
+    )
+    parser.add_argument(
+        "--min-chunk-bytes",
+        type=size,
+        default=65536,
+        metavar="S",
+        help="the bytes that auto aims for (default 64KiB)",
+    )
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Adds `--json`."""
+    parser.add_argument("--json", action="store_true", help="print one JSON document on one line")
+
+
+def read_layout(args: argparse.Namespace) -> CacheLayout:
+    """Returns the layout of the geometry file that the arguments name.
+
+    Raises:
+        ValueError: the file cannot be read, is a model's config, or is no valid geometry.
+    """
+    document: Any = read_json(args.geometry)
+    if is_model_config(document):
+        raise ValueError(
+            f"{args.geometry!r} is a model's config.json; kvjax {args.command} reads geometry files, objects with the "
+            f"key `groups`"
+        )
+    try:
+        return layout_from_geometry(document)
+    except ValueError as error:
+        raise ValueError(f"{args.geometry!r}: {error}") from error
+
+
+def chunking(args: argparse.Namespace, layout: CacheLayout) -> Chunking:
+    """Returns the chunking that the shared options ask for.
+
+    Raises:
+        ValueError: see `kvjax.resolve_chunking`.
+    """
+    return resolve_chunking(
+        layout,
+        blocks_per_chunk=args.blocks_per_chunk,
+        block_size=args.block_size,
+        min_chunk_bytes=args.min_chunk_bytes,
+    )

@@ -1,0 +1,1 @@
+"""Memory spaces, registered caches, the host pool's bytes and the transports between them."""

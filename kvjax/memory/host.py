@@ -1,0 +1,67 @@
+"""The host pool's bytes."""
+
+import numpy as np
+
+from kvjax.observe.progress import progress_bar
+
+WORD = np.dtype("<u4")
+_TOUCH_BYTES = 64 * 2**20
+
+
+class HostMemory:
+    """Units of the host pool, as rows of 32-bit words. All pages are there from the start.
+
+    Readers and writers of different units may run in different threads.
+
+    Args:
+        num_units: units of the pool.
+        unit_bytes: bytes of a unit, a multiple of 4.
+        show_progress: see `progress_bar`.
+
+    Raises:
+        MemoryError: the machine does not have that much.
+    """
+
+    def __init__(self, num_units: int, unit_bytes: int, *, show_progress: bool | None = None):
+        total = num_units * unit_bytes
+        available = _available_bytes()
+        if available is not None and total > available:
+            raise MemoryError(f"a host pool of {total} bytes needs more memory than the {available} bytes available")
+        self._rows = np.empty((num_units, unit_bytes // WORD.itemsize), WORD)
+        step = max(1, _TOUCH_BYTES // unit_bytes)
+        with progress_bar("host pool", total, show=show_progress) as advance:
+            for low in range(0, num_units, step):
+                piece = self._rows[low : low + step]
+                piece.fill(0)  # a first touch later would cost a transfer more than the copy itself
+                advance(piece.nbytes)
+
+    def write(self, unit_ids: np.ndarray, rows: np.ndarray) -> None:
+        """Copies `rows`, `(len(unit_ids), words)`, into the units."""
+        for low, high, first in _runs(unit_ids):
+            np.copyto(self._rows[first : first + high - low], rows[low:high])
+
+    def read(self, unit_ids: np.ndarray, rows: np.ndarray) -> None:
+        """Copies the units into the first rows of `rows`."""
+        for low, high, first in _runs(unit_ids):
+            np.copyto(rows[low:high], self._rows[first : first + high - low])
+
+
+def _runs(unit_ids: np.ndarray) -> list[tuple[int, int, int]]:
+    """Cuts ids into runs of neighbours: `(low, high, first id)` for `unit_ids[low:high]`."""
+    if not len(unit_ids):
+        return []
+    cuts = np.flatnonzero(np.diff(unit_ids) != 1) + 1
+    lows = np.concatenate([[0], cuts])
+    highs = np.append(cuts, len(unit_ids))
+    return list(zip(lows.tolist(), highs.tolist(), unit_ids[lows].tolist(), strict=True))
+
+
+def _available_bytes() -> int | None:
+    """Memory that this process could still take, as far as the kernel tells."""
+    try:
+        with open("/proc/meminfo", encoding="ascii") as lines:
+            fields = dict(line.split(":", 1) for line in lines)
+    except OSError:
+        return None
+    available = fields.get("MemAvailable", "").split()
+    return int(available[0]) * 1024 if available else None

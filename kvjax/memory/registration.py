@@ -1,0 +1,149 @@
+"""The device caches a mover was made for, and the check that later ones are alike."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+from jax.sharding import Sharding
+
+from kvjax.groups import CacheLayout, LeafSpec
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegisteredLeaf:
+    """One array of the cache.
+
+    Args:
+        spec: what the layout says of it.
+        shape: `(num_blocks, *block_shape)`, or `(layers, num_blocks, *block_shape)`.
+        sharding: taken once; later arrays must have an equivalent one.
+    """
+
+    spec: LeafSpec
+    shape: tuple[int, ...]
+    sharding: Sharding
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks that the array holds (of each layer, if it is stacked)."""
+        return self.shape[0 if self.spec.layers is None else 1]
+
+    def struct(self) -> jax.ShapeDtypeStruct:
+        """The array, abstractly."""
+        return jax.ShapeDtypeStruct(self.shape, self.spec.dtype, sharding=self.sharding)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class RegisteredCaches:
+    """All arrays of a layout.
+
+    Args:
+        leaves: by name, in layout order.
+        optional: names of the scratch groups' leaves, which may be passed along and are not looked at.
+        group_leaves: names of each group's leaves, in layout order, empty for scratch groups.
+    """
+
+    leaves: dict[str, RegisteredLeaf]
+    optional: frozenset[str]
+    group_leaves: tuple[tuple[str, ...], ...]
+
+    @property
+    def device(self) -> jax.Device:
+        """The device that holds the caches."""
+        (device,) = next(iter(self.leaves.values())).sharding.device_set
+        return device
+
+    def num_blocks(self, group_idx: int) -> int:
+        """Blocks that every leaf of a group holds."""
+        return min(self.leaves[name].num_blocks for name in self.group_leaves[group_idx])
+
+    def check(self, caches: Any) -> None:
+        """Checks that `caches` are alike to the ones registered.
+
+        Raises:
+            ValueError: another number of leaves, a leaf deleted (donated), or of another shape, dtype or
+                sharding.
+        """
+        _check_names(caches, self.leaves, self.optional)
+        for name, leaf in self.leaves.items():
+            _check_array(name, caches[name], leaf.spec)
+            array = caches[name]
+            if array.shape != leaf.shape:
+                raise ValueError(
+                    f"`caches` leaf {name!r} must have shape {leaf.shape} as registered, got {array.shape}"
+                )
+            if not array.sharding.is_equivalent_to(leaf.sharding, len(leaf.shape)):
+                raise ValueError(
+                    f"`caches` leaf {name!r} must have the sharding it was registered with, {leaf.sharding}, "
+                    f"got {array.sharding}"
+                )
+            if array.is_deleted():
+                raise ValueError(f"`caches` leaf {name!r} must be a live array, got one that was donated or deleted")
+
+
+def register(layout: CacheLayout, caches: Any) -> RegisteredCaches:
+    """Takes down the arrays of a layout.
+
+    Args:
+        layout: every cached group must list its leaves.
+        caches: the arrays, by leaf name.
+
+    Raises:
+        ValueError: a group without leaves, another number of leaves than the layout's, a leaf that is no
+            JAX array, of another shape or dtype, on several devices, on another device than the rest, or
+            not in device memory.
+    """
+    for g in layout.cached:
+        if not layout.groups[g].leaves:
+            raise ValueError(
+                f"group {layout.groups[g].name!r} must list its leaves to be moved, got only `block_bytes`"
+            )
+    specs = layout.leaves
+    optional = frozenset(leaf.name for group in layout.groups for leaf in group.leaves) - specs.keys()
+    _check_names(caches, specs, optional)
+    leaves = {}
+    for name, spec in specs.items():
+        _check_array(name, caches[name], spec)
+        leaves[name] = RegisteredLeaf(spec, tuple(caches[name].shape), caches[name].sharding)
+    devices = {device for leaf in leaves.values() for device in leaf.sharding.device_set}
+    if len(devices) != 1:
+        raise ValueError(f"`caches` must lie on one device, got {sorted(map(str, devices))}")
+    return RegisteredCaches(
+        leaves,
+        optional,
+        tuple(tuple(leaf.name for leaf in group.leaves) if group.is_cached else () for group in layout.groups),
+    )
+
+
+def _check_names(caches: Any, wanted: Mapping[str, Any], optional: frozenset[str]) -> None:
+    if not isinstance(caches, Mapping):
+        raise ValueError(f"`caches` must be a mapping of leaf names to arrays, got {type(caches).__name__}")
+    missing = [name for name in wanted if name not in caches]
+    if missing:
+        raise ValueError(f"`caches` must hold the {len(wanted)} leaves of the layout, got none called {missing[0]!r}")
+    extra = [name for name in caches if name not in wanted and name not in optional]
+    if extra:
+        raise ValueError(f"`caches` must hold only the {len(wanted)} leaves of the layout, got also {extra[0]!r}")
+
+
+def _check_array(name: str, array: Any, spec: LeafSpec) -> None:
+    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+        raise ValueError(f"`caches` leaf {name!r} must be a JAX array, got {type(array).__name__}")
+    if array.dtype != spec.dtype:
+        raise ValueError(f"`caches` leaf {name!r} must be of {spec.dtype.name}, got {array.dtype.name}")
+    stacked = () if spec.layers is None else (spec.layers,)
+    lead = len(stacked) + 1
+    if (
+        array.ndim != lead + len(spec.block_shape)
+        or array.shape[lead:] != spec.block_shape
+        or (array.shape[: lead - 1] != stacked)
+    ):
+        wanted = ", ".join([*map(str, stacked), "num_blocks", *map(str, spec.block_shape)])
+        raise ValueError(f"`caches` leaf {name!r} must have shape ({wanted}), got {array.shape}")
+    if array.shape[lead - 1] == 0:
+        raise ValueError(f"`caches` leaf {name!r} must hold at least one block, got shape {array.shape}")
+    kind = array.sharding.memory_kind
+    default = next(iter(array.sharding.device_set)).default_memory().kind
+    if kind not in (None, "device", default):
+        raise ValueError(f"`caches` leaf {name!r} must lie in device memory, got {kind!r}")

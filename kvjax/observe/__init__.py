@@ -1,0 +1,1 @@
+"""What kvjax shows of itself."""
