@@ -52,5 +52,3 @@ def _one_type(chunks: Any, name: str) -> np.ndarray:
     if chunks.ndim != 1 or (chunks.dtype.kind not in "biu" and len(chunks)):
         raise ValueError(f"{rule}, got a {chunks.ndim}-d array of {chunks.dtype.name}")
     return chunks if len(chunks) else EMPTY
-
-

@@ -36,5 +36,3 @@ def intersect(
     mine = np.repeat(np.arange(len(firsts)), count)
     theirs = np.arange(len(mine)) + np.repeat(low - (np.cumsum(count) - count), count)
     return np.maximum(firsts[mine], other_firsts[theirs]), np.minimum(lasts[mine], other_lasts[theirs])
-
-

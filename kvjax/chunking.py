@@ -96,7 +96,9 @@ def _from_block_size(layout: CacheLayout, block_size: Any) -> dict[int, int]:
     cached = [layout.groups[g] for g in layout.cached]
     per_block = {group.tokens_per_block for group in cached}
     if len(per_block) > 1:
-        listed = ", ".join(f"{group.name}={group.tokens_per_block}" for group in cached)
+        listed = ", ".join(
+            f"{group.name}={group.tokens_per_block}{'' if group.is_cached else ' (scratch)'}" for group in layout.groups
+        )
         raise ValueError(
             f"`block_size` must not be given when groups differ in tokens_per_block ({listed}), got {tokens}; "
             f"give `blocks_per_chunk` instead"

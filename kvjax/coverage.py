@@ -166,7 +166,8 @@ def longest_hit(
     total = integer(num_tokens, "num_tokens", at_least=1)
     multiple = integer(resume_multiple, "resume_multiple", at_least=1)
     device, floor = _device_prefix(chunking, device_tokens, total)
-    chunks = {g: _present_chunks(chunking, g, present, total) for g in _present_groups(chunking, present)}
+    given = _present_groups(chunking, present, "present")
+    chunks = {g: _present_chunks(chunking, g, listed, total) for g, listed in given.items()}
     resident = {g: _resident(chunking, g, chunks.get(g, EMPTY), device[g]) for g in chunking.layout.cached}
     hit = max(floor, _largest(chunking, resident, total - 1, multiple))
     return Hit(
@@ -179,34 +180,60 @@ def longest_hit(
     )
 
 
-def store_set(chunking: Chunking, checkpoint: int, *, resume_multiple: int = 1) -> dict[str, np.ndarray]:
+def store_set(
+    chunking: Chunking,
+    checkpoint: int,
+    *,
+    resume_multiple: int = 1,
+    missing: Mapping[str, Any] | None = None,
+) -> dict[str, np.ndarray]:
     """Returns, for every group in order, the ascending `chunk_idx` worth storing at `checkpoint`.
 
     They are the required chunks of the two positions at which a later request will resume: one token
     longer than `checkpoint`, and exactly as long.
 
+    Args:
+        chunking: the layout and its chunks.
+        checkpoint: tokens of the request by then.
+        resume_multiple: see `longest_hit`.
+        missing: chunks that cannot be had, as in `present` of `longest_hit`; none by default. The
+            positions are then the best that can be had without them.
+
     Raises:
-        ValueError: an argument of the wrong type or range.
+        ValueError: an argument of the wrong type or range, or a group that is unknown or scratch.
     """
-    positions = stored_positions(chunking, checkpoint, resume_multiple=resume_multiple)
+    positions = stored_positions(chunking, checkpoint, resume_multiple=resume_multiple, missing=missing)
     return {
         group.name: np.unique(np.concatenate([_chunks_of(chunking, g, position) for position in positions]))
         for g, group in enumerate(chunking.layout.groups)
     }
 
 
-def stored_positions(chunking: Chunking, checkpoint: int, *, resume_multiple: int = 1) -> tuple[int, int]:
+def stored_positions(
+    chunking: Chunking,
+    checkpoint: int,
+    *,
+    resume_multiple: int = 1,
+    missing: Mapping[str, Any] | None = None,
+) -> tuple[int, int]:
     """Returns `(S, R)`: where requests of `checkpoint` and of `checkpoint + 1` tokens will resume.
 
     Both are 0 where nothing can be restored, and never decrease as `checkpoint` grows.
 
+    Args:
+        chunking: the layout and its chunks.
+        checkpoint: tokens of the request by then.
+        resume_multiple: see `longest_hit`.
+        missing: see `store_set`.
+
     Raises:
-        ValueError: an argument of the wrong type or range.
+        ValueError: as `store_set`.
     """
     _check_chunking(chunking)
     position = integer(checkpoint, "checkpoint", at_least=0)
     multiple = integer(resume_multiple, "resume_multiple", at_least=1)
-    complete = {g: _complete(chunking, g, position) for g in chunking.layout.cached}
+    lost = _present_groups(chunking, missing or {}, "missing")
+    complete = {g: _complete(chunking, g, position, lost.get(g)) for g in chunking.layout.cached}
     longer = _largest(chunking, complete, position, multiple)
     same = longer if longer < position else _largest(chunking, complete, max(0, position - 1), multiple)
     return same, longer
@@ -379,18 +406,18 @@ def _device_prefix(chunking: Chunking, device_tokens: Any, total: int) -> tuple[
     return device, prefixes.pop() if len(prefixes) == 1 else 0
 
 
-def _present_groups(chunking: Chunking, present: Any) -> dict[int, Any]:
+def _present_groups(chunking: Chunking, present: Any, argument: str) -> dict[int, Any]:
     if not isinstance(present, Mapping):
-        raise ValueError(f"`present` must be a mapping of group names to chunks, got {present!r}")
-    return {chunking.layout.index(name, "present"): chunks for name, chunks in present.items()}
+        raise ValueError(f"`{argument}` must be a mapping of group names to chunks, got {present!r}")
+    return {chunking.layout.index(name, argument): chunks for name, chunks in present.items()}
 
 
-def _present_chunks(chunking: Chunking, group_idx: int, present: Mapping[str, Any], total: int) -> np.ndarray:
+def _present_chunks(chunking: Chunking, group_idx: int, chunks: Any, total: int) -> np.ndarray:
     """Returns the group's `chunk_idx` that can matter to a request of `total` tokens, ascending."""
     group = chunking.layout.groups[group_idx]
     reach = total + group.lookahead_tokens
     num_chunks = -(-reach // _tokens_per_chunk(chunking, group_idx))
-    return chunk_indices(present[group.name], f"present of group {group.name!r}", num_chunks)
+    return chunk_indices(chunks, f"present of group {group.name!r}", num_chunks)
 
 
 def _resident(
@@ -411,8 +438,15 @@ def _resident(
     return Resident(starts, stops, EMPTY)
 
 
-def _complete(chunking: Chunking, group_idx: int, position: int) -> Resident:
-    return _resident(chunking, group_idx, EMPTY, 0, position)
+def _complete(chunking: Chunking, group_idx: int, position: int, missing: Any) -> Resident:
+    """What a group has if every chunk that is complete at `position` is resident but the missing ones."""
+    if missing is None:
+        return _resident(chunking, group_idx, EMPTY, 0, position)
+    num_chunks = position // _tokens_per_chunk(chunking, group_idx)
+    name = f"missing of group {chunking.layout.groups[group_idx].name!r}"
+    has = np.ones(num_chunks, bool)
+    has[chunk_indices(missing, name, num_chunks)] = False
+    return _resident(chunking, group_idx, np.flatnonzero(has), 0)
 
 
 def _common(chunking: Chunking, resident: Mapping[int, Resident], low: int, high: int) -> tuple[np.ndarray, np.ndarray]:

@@ -46,7 +46,7 @@ def namespace_of(chunking: Chunking, *, model: str = "", shard: str = "", salt: 
             parts += [leaf.name, leaf.dtype.name, leaf.layers, len(leaf.block_shape), *leaf.block_shape]
     digest = hashlib.blake2b(digest_size=HASH_BYTES)
     for part in parts:
-        tagged = part if isinstance(part, bytes) else f"{type(part).__name__}:{part}".encode()
+        tagged = f"{type(part).__name__}:".encode() + (part if isinstance(part, bytes) else str(part).encode())
         digest.update(len(tagged).to_bytes(8, "little") + tagged)
     return digest.digest()
 

@@ -557,18 +557,16 @@ class Ledger:
         self, request: _Request, checkpoint: int, tables: Mapping[int, np.ndarray], written: int
     ) -> _Chosen | None:
         """Reserves what `checkpoint` wants, is complete, and is not held yet; `None` if there is no room."""
-        wanted = store_set(self.chunking, checkpoint, resume_multiple=self.resume_multiple)
-        chain: dict[int, np.ndarray] = {}
+        held = {g: self.pool.held(request.keys[g]) >= 0 for g in self.chunking.layout.cached}
+        wanted = self._wanted(request, checkpoint, tables, written, held)
         keys: list[bytes] = []
         group_idxs: list[int] = []
         chunk_idxs: list[int] = []
+        chain: dict[int, np.ndarray] = {}
         for g in self.chunking.layout.cached:
-            held = self.pool.held(request.keys[g]) >= 0
             chunks = wanted[self.chunking.layout.groups[g].name]
-            chunks = chunks[(chunks + 1) * (self.chunking.tokens_per_chunk[g] or 0) <= written]
-            chunks = self._whole(request, g, chunks[~held[chunks]], tables[g])
-            held[chunks] = True
-            chain[g] = np.flatnonzero(held)
+            held[g][chunks[(chunks + 1) * (self.chunking.tokens_per_chunk[g] or 0) <= written]] = True
+            chain[g] = np.flatnonzero(held[g])
             keys += [request.keys[g][c] for c in chain[g].tolist()]
             group_idxs += [g] * len(chain[g])
             chunk_idxs += chain[g].tolist()
@@ -581,13 +579,35 @@ class Ledger:
         places = [(g, c) for key, g, c in zip(keys, group_idxs, chunk_idxs, strict=True) if key in new]
         return _Chosen(reservation, [g for g, _ in places], [c for _, c in places])
 
-    def _whole(self, request: _Request, group_idx: int, chunks: np.ndarray, table: np.ndarray) -> np.ndarray:
-        """Those of `chunks` whose blocks are all there. The others are dropped and counted, once each."""
-        lost = (chunk_blocks(self.chunking, group_idx, chunks, table) == NULL_BLOCK).any(axis=1)
-        dropped = request.dropped.setdefault(group_idx, set())
-        self.counts.chunks_dropped += len(set(chunks[lost].tolist()) - dropped)
-        dropped.update(chunks[lost].tolist())
-        return chunks[~lost]
+    def _wanted(
+        self,
+        request: _Request,
+        checkpoint: int,
+        tables: Mapping[int, np.ndarray],
+        written: int,
+        held: Mapping[int, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """The store set of `checkpoint`; the best that can still be had where chunks of it are lost.
+
+        A chunk is lost that is complete, not held and no longer whole: it has a null block. Those that
+        were wanted are counted, once each.
+        """
+        names = self.chunking.layout.names
+        wanted = store_set(self.chunking, checkpoint, resume_multiple=self.resume_multiple)
+        lost = {}
+        spoilt = False
+        for g in self.chunking.layout.cached:
+            chunks = np.arange(written // (self.chunking.tokens_per_chunk[g] or 1))
+            null = (chunk_blocks(self.chunking, g, chunks, tables[g]) == NULL_BLOCK).any(axis=1)
+            lost[names[g]] = chunks[null & ~held[g][: len(chunks)]]
+            dropped = set(np.intersect1d(wanted[names[g]], lost[names[g]]).tolist())
+            known = request.dropped.setdefault(g, set())
+            self.counts.chunks_dropped += len(dropped - known)
+            known |= dropped
+            spoilt = spoilt or bool(dropped)
+        if not spoilt:
+            return wanted
+        return store_set(self.chunking, checkpoint, resume_multiple=self.resume_multiple, missing=lost)
 
     def _store_plan(
         self, chosen: Sequence[_Chosen], block_tables: Mapping[str, Any], num_blocks: Mapping[str, int] | None

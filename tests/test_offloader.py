@@ -96,13 +96,13 @@ class TestRestored:
         rng = np.random.default_rng(4)
         tokens = prompt(rng, 70)
         engine.start("a", tokens)
-        engine.compute("a", 50, step=4)
+        engine.compute("a", 50, step=10)
         engine.store("a", checkpoint=True)
         engine.drop("a")
         engine.offloader.wait()
         hit = engine.start("a", tokens)
         assert 32 <= hit <= 50
-        engine.compute("a", 70, step=8)
+        engine.compute("a", 70, step=10)
         engine.check("a")
         engine.stop("a")
 
@@ -297,7 +297,9 @@ class TestRefusals:
 
     def test_budgets_below_one_chunk_are_refused(self):
         caches = make_caches(layouts.GEMMA, 16)
-        with pytest.raises(ValueError, match=r"`host_bytes` must hold at least one chunk of the largest group, .* got 255"):
+        with pytest.raises(
+            ValueError, match=r"`host_bytes` must hold at least one chunk of the largest group, .* got 255"
+        ):
             kvjax.Offloader(layouts.GEMMA, caches, host_bytes=255)
         with pytest.raises(ValueError, match=r"`staging_bytes` must hold at least one chunk of the largest group"):
             kvjax.Offloader(layouts.GEMMA, caches, host_bytes=MIB, staging_bytes=255)
