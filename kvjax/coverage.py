@@ -266,7 +266,8 @@ def retained_from(chunking: Chunking, position: int, *, resume_multiple: int = 1
     any later one, finds what it wants.
 
     A block that ends at or before that token may be freed. At most about one chunk more than the window
-    itself is kept. Scratch groups keep nothing.
+    itself is kept. Scratch groups keep nothing. Where there are recurrent groups, their states are taken
+    to exist at the stored positions: the steps end where `next_cut` says.
 
     Raises:
         ValueError: an argument of the wrong type or range.
@@ -276,9 +277,12 @@ def retained_from(chunking: Chunking, position: int, *, resume_multiple: int = 1
     stored = max(first, stored_positions(chunking, position, resume_multiple=resume_multiple)[0])
     kept = {}
     for g, group in enumerate(chunking.layout.groups):
-        wanted = _chunks_of(chunking, g, stored)
-        earliest = int(wanted[0]) * _tokens_per_chunk(chunking, g) if len(wanted) else position
-        kept[group.name] = min(earliest, needed(group.kind, position)[0]) if group.is_cached else position
+        if not group.is_cached:
+            kept[group.name] = position
+            continue
+        # Where `stored` requires nothing (an attention chunk starts there), later positions require its chunk.
+        tokens = _tokens_per_chunk(chunking, g)
+        kept[group.name] = min(required(group, stored)[0] // tokens * tokens, needed(group.kind, position)[0])
     return kept
 
 
@@ -317,7 +321,7 @@ def eviction_ranks(chunking: Chunking, chunks: Mapping[int, np.ndarray]) -> dict
 
     A chunk's rank is the smallest position, of those the resident chunks can restore, that requires it
     or lies above it. Chunks of equal rank are useless without each other; evicting from the highest rank
-    down leaves a usable prefix after every rank. A chunk that no position requires has the highest rank.
+    down leaves a usable prefix after every rank. A chunk above all those positions has the highest rank.
 
     Args:
         chunking: the layout and its chunks.
@@ -361,7 +365,8 @@ def blocks_to_load(
     starts = (chunks[:, None] * blocks_per_chunk + np.arange(blocks_per_chunk)) * group.tokens_per_block
     wanted = np.zeros(starts.shape, bool)
     for start, stop in _missing(group.kind, position, device_tokens):
-        wanted |= (starts < stop) & (starts + group.tokens_per_block > start)
+        if start < stop:
+            wanted |= (starts < stop) & (starts + group.tokens_per_block > start)
     return wanted
 
 

@@ -96,7 +96,7 @@ class TestRestored:
         rng = np.random.default_rng(4)
         tokens = prompt(rng, 70)
         engine.start("a", tokens)
-        engine.compute("a", 50, step=10)
+        engine.compute("a", 50, step=4)
         engine.store("a", checkpoint=True)
         engine.drop("a")
         engine.offloader.wait()

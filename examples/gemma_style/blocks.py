@@ -40,7 +40,7 @@ class BlockPool:
 
 
 @dataclass(eq=False)
-class Sequence:
+class Session:
     """One conversation as the engine sees it.
 
     Args:
@@ -60,6 +60,6 @@ class Sequence:
     num_turns: int = 0
 
     @classmethod
-    def empty(cls, name: str, table_blocks: Mapping[str, int]) -> "Sequence":
-        """Returns a sequence without tokens, with tables of so many blocks."""
+    def empty(cls, name: str, table_blocks: Mapping[str, int]) -> "Session":
+        """Returns a session without tokens, with tables of so many blocks."""
         return cls(name, {group: np.full(count, NULL_BLOCK, np.int64) for group, count in table_blocks.items()})

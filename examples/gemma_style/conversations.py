@@ -66,12 +66,12 @@ def cut(
 
 
 def spell(tokens: Sequence[int]) -> str:
-    """Returns byte tokens as text, a dot for what does not print.
+    """Returns byte tokens as text; a byte that is not printable ASCII has a letter of its own.
 
     >>> spell([72, 105, 10, 300])
-    'Hi··'
+    'HiĊ·'
     """
-    return "".join(chr(token) if 32 <= token < 127 else "·" for token in tokens)
+    return "".join(chr(token) if 32 <= token < 127 else chr(0x100 + token) if token < 256 else "·" for token in tokens)
 
 
 def _take(text: bytes, start: int, count: int) -> tuple[int, ...]:

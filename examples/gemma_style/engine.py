@@ -1,12 +1,12 @@
 """A small paged serving engine: turns of several conversations on one pool of blocks a group."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence as SequenceOf
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from .blocks import NULL_BLOCK, BlockPool, Sequence
+from .blocks import NULL_BLOCK, BlockPool, Session
 from .hooks import CacheHook
 from .stepper import Stepper
 
@@ -55,47 +55,47 @@ class Engine:
         self,
         stepper: Stepper,
         num_blocks: Mapping[str, int],
-        on_step: Callable[[Mapping[str, int]], None] = lambda used: None,
+        on_step: Callable[[Mapping[str, int]], None] = lambda _used: None,
     ):
         self.stepper = stepper
         self.caches = stepper.new_caches(num_blocks)
         self.pools = {group: BlockPool(count) for group, count in num_blocks.items()}
         self._tokens_per_block = {group: kind.tokens_per_block for group, kind in stepper.attention.items()}
-        self._sequences: dict[str, Sequence] = {}  # least recently used first
+        self._sessions: dict[str, Session] = {}  # least recently used first
         self._on_step = on_step
 
-    def turn(self, conversation: str, text: SequenceOf[int], num_new: int, hook: CacheHook) -> Turn:
+    def turn(self, conversation: str, text: Sequence[int], num_new: int, hook: CacheHook) -> Turn:
         """Serves one turn: the text joins the conversation, and `num_new` tokens are generated greedily.
 
         Raises:
             PoolTooSmallError: the conversation does not fit the pool even alone.
         """
         started = time.perf_counter()
-        sequence = self._begin(conversation, text)
-        prompt, computed = tuple(sequence.tokens), sequence.computed_tokens
-        request_id = f"{conversation}.{sequence.num_turns}"
-        held = sequence.cached_tokens
+        session = self._begin(conversation, text)
+        prompt, computed = tuple(session.tokens), session.computed_tokens
+        request_id = f"{conversation}.{session.num_turns}"
+        held = session.cached_tokens
         hit = hook.lookup(request_id, prompt, held)
         if hit > held:
-            self._reserve(sequence, hit, hit)
-            self.caches = hook.restore(self.caches, request_id, sequence.tables)
-            sequence.cached_tokens = hit
+            self._reserve(session, hit, hit)
+            self.caches, hit = hook.restore(self.caches, request_id, session.tables)
+            session.cached_tokens = hit
 
         generated, logits = [], []
         ttft = 0.0
         while len(generated) < num_new:
-            token, row = self._compute(sequence, request_id, hook)
+            token, row = self._compute(session, request_id, hook)
             if not generated:
                 ttft = time.perf_counter() - started
             generated.append(token)
             logits.append(row)
-            sequence.tokens.append(token)
+            session.tokens.append(token)
             hook.accept(request_id, token)
-        self.caches = hook.save(self.caches, request_id, sequence.tables, sequence.cached_tokens, last=True)
+        self.caches = hook.save(self.caches, request_id, session.tables, session.cached_tokens, last=True)
         hook.finish(request_id)
         return Turn(
             conversation=conversation,
-            turn=sequence.num_turns,
+            turn=session.num_turns,
             prompt_tokens=len(prompt),
             device_tokens=held,
             restored_tokens=hit - held,
@@ -105,47 +105,51 @@ class Engine:
             logits=np.stack(logits),
         )
 
+    def warm_up(self) -> None:
+        """Compiles the step for this pool; it computes no token."""
+        tables = {group: np.empty(0, np.int64) for group in self.pools}
+        _, logits, self.caches = self.stepper(self.caches, (), 0, tables)
+        logits.block_until_ready()
+
     def check_integrity(self) -> None:
         """Recounts the blocks of every group."""
         for group, pool in self.pools.items():
-            pool.check_integrity(sequence.tables[group] for sequence in self._sequences.values())
+            pool.check_integrity(session.tables[group] for session in self._sessions.values())
 
-    def _begin(self, conversation: str, text: SequenceOf[int]) -> Sequence:
-        sequence = self._sequences.pop(conversation, None) or Sequence.empty(
+    def _begin(self, conversation: str, text: Sequence[int]) -> Session:
+        session = self._sessions.pop(conversation, None) or Session.empty(
             conversation, {group: self.stepper.table_blocks(group) for group in self.pools}
         )
-        self._sequences[conversation] = sequence  # now the most recently used
-        sequence.tokens.extend(text)
-        sequence.num_turns += 1
-        return sequence
+        self._sessions[conversation] = session  # now the most recently used
+        session.tokens.extend(text)
+        session.num_turns += 1
+        return session
 
-    def _compute(self, sequence: Sequence, request_id: str, hook: CacheHook) -> tuple[int, np.ndarray]:
+    def _compute(self, session: Session, request_id: str, hook: CacheHook) -> tuple[int, np.ndarray]:
         """Computes all tokens that are not cached yet; returns the next one and its logits."""
         token = logits = None
-        while (start := sequence.cached_tokens) < len(sequence.tokens):
-            stop = self.stepper.last_stop(start, len(sequence.tokens))
-            self._drop_before(sequence, hook.keep_from(start), request_id, hook)
-            self._reserve(sequence, start, stop)
-            token, logits, self.caches = self.stepper(
-                self.caches, sequence.tokens[start:stop], start, sequence.tables
-            )
-            sequence.cached_tokens = stop
-            sequence.computed_tokens = max(sequence.computed_tokens, stop)
+        while (start := session.cached_tokens) < len(session.tokens):
+            stop = self.stepper.last_stop(start, len(session.tokens))
+            self._drop_before(session, hook.keep_from(start), request_id, hook)
+            self._reserve(session, start, stop)
+            token, logits, self.caches = self.stepper(self.caches, session.tokens[start:stop], start, session.tables)
+            session.cached_tokens = stop
+            session.computed_tokens = max(session.computed_tokens, stop)
             self._on_step({group: pool.num_used for group, pool in self.pools.items()})
         assert token is not None, "a token is computed only after another one"
         return int(token), np.asarray(logits)
 
-    def _reserve(self, sequence: Sequence, position: int, stop: int) -> None:
-        """Gives the sequence a block for every token before `stop` that the token at `position` reads."""
+    def _reserve(self, session: Session, position: int, stop: int) -> None:
+        """Gives the session a block for every token before `stop` that the token at `position` reads."""
         for group, kind in self.stepper.attention.items():
-            table, per_block = sequence.tables[group], kind.tokens_per_block
+            table, per_block = session.tables[group], kind.tokens_per_block
             for i in range(kind.first_needed(position) // per_block, -(-stop // per_block)):
                 if table[i] == NULL_BLOCK:
-                    table[i] = self._take(group, sequence)
+                    table[i] = self._take(group, session)
 
-    def _take(self, group: str, taker: Sequence) -> int:
+    def _take(self, group: str, taker: Session) -> int:
         while (block := self.pools[group].take()) is None:
-            idle = (other for other in self._sequences.values() if other is not taker and other.cached_tokens)
+            idle = (other for other in self._sessions.values() if other is not taker and other.cached_tokens)
             victim = next(idle, None)
             if victim is None:
                 raise PoolTooSmallError(
@@ -155,22 +159,18 @@ class Engine:
             self._evict(victim)
         return block
 
-    def _evict(self, sequence: Sequence) -> None:
-        sequence.cached_tokens = 0
-        for group, table in sequence.tables.items():
+    def _evict(self, session: Session) -> None:
+        session.cached_tokens = 0
+        for group, table in session.tables.items():
             self.pools[group].give_back(table[table != NULL_BLOCK].tolist())
             table[:] = NULL_BLOCK
 
-    def _drop_before(
-        self, sequence: Sequence, keep_from: Mapping[str, int], request_id: str, hook: CacheHook
-    ) -> None:
+    def _drop_before(self, session: Session, keep_from: Mapping[str, int], request_id: str, hook: CacheHook) -> None:
         """Gives back the blocks that end at or before the tokens to keep."""
         for group, first in keep_from.items():
-            table = sequence.tables[group][: first // self._tokens_per_block[group]]
+            table = session.tables[group][: first // self._tokens_per_block[group]]
             dropped = table[table != NULL_BLOCK]
             if len(dropped):
-                self.caches = hook.save(
-                    self.caches, request_id, sequence.tables, sequence.cached_tokens, last=False
-                )
+                self.caches = hook.save(self.caches, request_id, session.tables, session.cached_tokens, last=False)
                 self.pools[group].give_back(dropped.tolist())
                 table[:] = NULL_BLOCK

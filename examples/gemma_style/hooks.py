@@ -20,8 +20,8 @@ class CacheHook(Protocol):
         """Begins a request. Returns how long a prefix of the prompt the device holds or can be given."""
         ...
 
-    def restore(self, caches: Caches, request_id: str, tables: Tables) -> Caches:
-        """Gives the device the prefix that `lookup` promised."""
+    def restore(self, caches: Caches, request_id: str, tables: Tables) -> tuple[Caches, int]:
+        """Gives the device the prefix that `lookup` promised; returns how much of it is there."""
         ...
 
     def accept(self, request_id: str, token: int) -> None:
@@ -56,10 +56,10 @@ class NoOffload:
         del request_id, prompt
         return device_tokens
 
-    def restore(self, caches: Caches, request_id: str, tables: Tables) -> Caches:
-        """Restores nothing."""
-        del request_id, tables
-        return caches
+    def restore(self, caches: Caches, request_id: str, tables: Tables) -> tuple[Caches, int]:
+        """Never promised anything."""
+        del caches, tables
+        raise AssertionError(f"request {request_id!r} has nothing to restore")
 
     def accept(self, request_id: str, token: int) -> None:
         """Needs no tokens."""
@@ -91,10 +91,12 @@ class Offload:
         """The longest prefix that device and host hold together."""
         return self._offloader.lookup(request_id, prompt, device_tokens=device_tokens).hit_tokens
 
-    def restore(self, caches: Caches, request_id: str, tables: Tables) -> Caches:
-        """Loads from the host. A step that takes the returned caches reads the restored blocks."""
-        caches, _ = self._offloader.load(caches, request_id, tables)
-        return dict(caches)
+    def restore(self, caches: Caches, request_id: str, tables: Tables) -> tuple[Caches, int]:
+        """Loads from the host. Whatever a failed load did not bring is computed again."""
+        caches, job = self._offloader.load(caches, request_id, tables)
+        result = self._offloader.wait(job)
+        assert isinstance(result, kvjax.JobResult), "waiting for one job returns one result"
+        return caches, result.valid_tokens or 0
 
     def accept(self, request_id: str, token: int) -> None:
         """A greedy token is final: its chunk may be keyed."""
@@ -103,7 +105,7 @@ class Offload:
     def save(self, caches: Caches, request_id: str, tables: Tables, num_tokens: int, *, last: bool) -> Caches:
         """Stores on the host what a later request will want."""
         caches, _ = self._offloader.store(caches, request_id, tables, num_tokens, checkpoint=last)
-        return dict(caches)
+        return caches
 
     def keep_from(self, position: int) -> Mapping[str, int]:
         """The windows, and what a later store will want whole."""

@@ -65,7 +65,7 @@ class PagedAttention(nnx.Module):
             self.value = nnx.Linear(shape.width, kv_heads * dim, use_bias=False, rngs=rngs)
         self.out = nnx.Linear(heads * dim, shape.width, use_bias=False, rngs=rngs)
         # A query norm above 1 makes random attention choose among tokens instead of averaging them.
-        self.query_norm = RMSNorm(dim, rngs, scale=3.0)
+        self.query_norm = RMSNorm(dim, rngs, scale=6.0)
         self.key_norm = RMSNorm(dim, rngs)
 
     def __call__(
@@ -150,15 +150,18 @@ class GeGLU(nnx.Module):
 
 
 class Layer(nnx.Module):
-    """Attention and feed-forward, each between two norms."""
+    """Attention and feed-forward, each between two norms.
+
+    The norms after them have a scale above 1, so that a token's own embedding does not decide what follows it.
+    """
 
     def __init__(self, shape: ModelShape, attention: Attention, rngs: nnx.Rngs):
         self.attention = PagedAttention(shape, attention, rngs)
         self.feed_forward = GeGLU(shape.width, rngs)
         self.before_attention = RMSNorm(shape.width, rngs)
-        self.after_attention = RMSNorm(shape.width, rngs, scale=2.0)
+        self.after_attention = RMSNorm(shape.width, rngs, scale=4.0)
         self.before_feed_forward = RMSNorm(shape.width, rngs)
-        self.after_feed_forward = RMSNorm(shape.width, rngs, scale=2.0)
+        self.after_feed_forward = RMSNorm(shape.width, rngs, scale=4.0)
 
     def __call__(
         self, x: jax.Array, positions: jax.Array, keys: jax.Array, values: jax.Array, places: Places
@@ -182,9 +185,7 @@ class GemmaStyle(nnx.Module):
         self.shape = shape
         embedding = jax.random.normal(rngs.params(), (shape.vocabulary, shape.width)) / math.sqrt(shape.width)
         self.embedding = nnx.Param(embedding)
-        self.layers = nnx.List(
-            Layer(shape, shape.preset.attention(group), rngs) for group in shape.layer_groups
-        )
+        self.layers = nnx.List(Layer(shape, shape.preset.attention(group), rngs) for group in shape.layer_groups)
         self.final_norm = RMSNorm(shape.width, rngs)
 
     def __call__(

@@ -129,7 +129,7 @@ class ModelShape:
                     num_layers=len(layers),
                 )
             )
-        return kvjax.CacheLayout(groups)
+        return kvjax.CacheLayout(tuple(groups))
 
 
 def leaf_names(layer: int) -> tuple[str, str]:

@@ -2,14 +2,15 @@
 
 import hashlib
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import jax.numpy as jnp
 import numpy as np
 
 import kvjax
 
-from .conversations import Conversation, cut, read_text
+from .conversations import cut, read_text
 from .engine import Engine, Turn
 from .hooks import CacheHook, NoOffload, Offload
 from .options import ONE_CHUNK, Options
@@ -36,6 +37,11 @@ class Served:
     pool_use: dict[str, list[float]] = field(default_factory=dict)
     seconds: float = 0.0
 
+    def note_use(self, used: Mapping[str, int]) -> None:
+        """Notes the blocks in use after a step."""
+        for group, count in used.items():
+            self.pool_use.setdefault(group, []).append(count / self.num_blocks[group])
+
     def total(self, name: str) -> int:
         """Returns the sum of one count over the turns."""
         return sum(getattr(turn, name) for turn in self.turns)
@@ -61,8 +67,7 @@ class Outcome:
         chunking: the groups and their chunks.
         host_bytes: budget in host memory.
         served: by mode.
-        bytes_stored: device to host, in the offload mode.
-        bytes_loaded: host to device.
+        offload_stats: what the offloader did.
         seconds: wall time of everything, compiling included.
     """
 
@@ -71,8 +76,7 @@ class Outcome:
     chunking: kvjax.Chunking
     host_bytes: int
     served: Mapping[str, Served]
-    bytes_stored: int
-    bytes_loaded: int
+    offload_stats: kvjax.Stats
     seconds: float
 
     def tokens_identical(self) -> bool:
@@ -102,7 +106,7 @@ class Bench:
             options.layers,
             options.width,
             options.vocabulary,
-            np.dtype(kvjax.LeafSpec("cache", (1,), options.cache_dtype).dtype),
+            jnp.dtype(options.cache_dtype),
         )
         self.conversations = cut(
             read_text(options.text),
@@ -149,17 +153,18 @@ class Bench:
                 )
         return pool
 
-    def serve(self, mode: str, engine: Engine, hook: CacheHook, on_turn: Callable[[Turn], None]) -> list[Turn]:
-        """Serves every turn, the conversations one after the other in each round."""
+    def serve(self, engine: Engine, hook: CacheHook, on_turn: Callable[[Turn], None]) -> list[Turn]:
+        """Serves every turn, round by round. Every other round runs backwards, so that some conversations
+        come back soon and others late."""
         turns = []
         for t in range(self.options.turns):
-            for conversation in self.conversations:
+            for conversation in self.conversations[:: 1 if t % 2 == 0 else -1]:
                 turns.append(engine.turn(conversation.name, conversation.turns[t], self.options.new_tokens, hook))
                 on_turn(turns[-1])
         return turns
 
 
-def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda mode, turn: None) -> Outcome:
+def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda _mode, _turn: None) -> Outcome:
     """Runs the three modes.
 
     Args:
@@ -171,11 +176,8 @@ def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda m
     """
     started = time.perf_counter()
     bench = Bench(options)
-    engines, traces = {}, {}
     served = {mode: Served(bench.num_blocks(mode)) for mode in MODES}
-    for mode in MODES:
-        traces[mode] = Trace(served[mode])
-        engines[mode] = Engine(bench.stepper, bench.num_blocks(mode), traces[mode])
+    engines = {mode: Engine(bench.stepper, served[mode].num_blocks, served[mode].note_use) for mode in MODES}
     model = f"{options.preset} {options.layers}x{options.width}x{options.vocabulary} seed {options.seed}"
     with kvjax.Offloader(
         bench.chunking.layout,
@@ -183,30 +185,25 @@ def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda m
         host_bytes=bench.host_bytes,
         blocks_per_chunk=options.blocks_per_chunk,
         model=model,
-        progress=False,
+        show_progress=False,
     ) as offloader:
         no_offload = NoOffload(bench.stepper.attention)
         hooks: dict[str, CacheHook] = {UNLIMITED: no_offload, OFFLOAD: Offload(offloader), RECOMPUTE: no_offload}
-        for mode in MODES:
-            warm_up(engines[mode])
-        warm_up_offload(bench, engines[OFFLOAD], offloader)
-        before = offloader.stats()
+        for engine in engines.values():
+            engine.warm_up()  # the offloader compiled its programs when it was made
         for mode in MODES:
             on_turn(mode, None)
             begun = time.perf_counter()
-            served[mode].turns = bench.serve(
-                mode, engines[mode], hooks[mode], lambda turn, mode=mode: on_turn(mode, turn)
-            )
+            served[mode].turns = bench.serve(engines[mode], hooks[mode], lambda turn, mode=mode: on_turn(mode, turn))
             offloader.wait()
             served[mode].seconds = time.perf_counter() - begun
-        after = offloader.stats()
+        stats = offloader.stats()
     return Outcome(
         options=options,
         shape=bench.shape,
         chunking=bench.chunking,
         host_bytes=bench.host_bytes,
         served=served,
-        bytes_stored=after.bytes_stored - before.bytes_stored,
-        bytes_loaded=after.bytes_loaded - before.bytes_loaded,
+        offload_stats=stats,
         seconds=time.perf_counter() - started,
     )

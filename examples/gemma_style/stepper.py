@@ -104,7 +104,8 @@ class Stepper:
         per_block, num_places = kind.tokens_per_block, self._places[name]
         table = block_tables[name]
         used = positions >= 0
-        write_blocks = np.where(used, table[positions // per_block], np.iinfo(np.int32).max).astype(np.int32)
+        write_blocks = np.full(self.rows, np.iinfo(np.int32).max, np.int32)  # out of range: not written
+        write_blocks[used] = table[positions[used] // per_block]
         read_blocks = np.zeros(num_places, np.int32)
         read_starts = np.full(num_places, _NO_TOKEN, np.int32)
         if start < stop:

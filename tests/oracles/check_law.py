@@ -11,15 +11,18 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from unittest import mock
 
 from rich.console import Console
 from rich.progress import track
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from kvjax import coverage
+from kvjax.chunking import Chunking
 from kvjax.coverage import longest_hit, store_set, stored_positions
 from tests.oracles import law
-from tests.oracles.layouts import Instance, random_chunking, random_instance, seeded
+from tests.oracles.layouts import Instance, random_chunking, random_instance, random_presence, seeded
 
 
 def hit_difference(instance: Instance) -> str | None:
@@ -32,30 +35,39 @@ def hit_difference(instance: Instance) -> str | None:
 
 
 def check_hit(seed: int) -> str | None:
-    """One lookup, with what the device holds and without."""
+    """One lookup, with what the device holds and without, in one span of positions or in several."""
     instance = random_instance(seeded(seed))
     alone = Instance(instance.chunking, instance.num_tokens, instance.present, 0, instance.resume_multiple)
-    return hit_difference(instance) or (hit_difference(alone) if instance.device_tokens else None)
+    with mock.patch.object(coverage, "_FIRST_SPAN", (4096, 1, 3, 8)[seed % 4]):
+        return hit_difference(instance) or (hit_difference(alone) if instance.device_tokens else None)
+
+
+def store_difference(chunking: Chunking, checkpoint: int, multiple: int, missing: law.Chunks) -> str | None:
+    """Says how a store set differs from the model, or what is not hit after it, or `None`."""
+    case = f"at {checkpoint}, multiple {multiple}, without {missing}, for {chunking}"
+    longer, same = law.stored_positions(chunking, checkpoint, multiple, missing)
+    positions = stored_positions(chunking, checkpoint, resume_multiple=multiple, missing=missing)
+    if positions != (same, longer):
+        return f"expected the stored positions {(same, longer)}, found {positions}, {case}"
+    chunks = store_set(chunking, checkpoint, resume_multiple=multiple, missing=missing)
+    stored = {name: indices.tolist() for name, indices in chunks.items()}
+    expected = law.store_set(chunking, checkpoint, multiple, missing)
+    if stored != expected:
+        return f"expected the store set {expected}, found {stored}, {case}"
+    present = {chunking.layout.groups[g].name: chunks[chunking.layout.groups[g].name] for g in chunking.layout.cached}
+    for num_tokens, position in ((checkpoint + 1, longer), (checkpoint, same)):
+        found = longest_hit(chunking, num_tokens, present, resume_multiple=multiple).hit_tokens
+        if found != position:
+            return f"after the store, {num_tokens} tokens hit {found}, not {position}, {case}"
+    return None
 
 
 def check_store(seed: int) -> str | None:
     """One checkpoint: what is stored, and that both later requests then hit where they should."""
     pick = seeded(seed)
     chunking, checkpoint, multiple = random_chunking(pick), pick(1, 60), pick(1, 3)
-    longer, same = law.stored_positions(chunking, checkpoint, multiple)
-    stored = {
-        name: chunks.tolist() for name, chunks in store_set(chunking, checkpoint, resume_multiple=multiple).items()
-    }
-    if stored != law.store_set(chunking, checkpoint, multiple):
-        return f"store set at {checkpoint}, multiple {multiple}: found {stored}, for {chunking}"
-    if stored_positions(chunking, checkpoint, resume_multiple=multiple) != (same, longer):
-        return f"stored positions at {checkpoint}, multiple {multiple}, for {chunking}"
-    present = {chunking.layout.groups[g].name: stored[chunking.layout.groups[g].name] for g in chunking.layout.cached}
-    for num_tokens, expected in ((checkpoint + 1, longer), (checkpoint, same)):
-        found = longest_hit(chunking, num_tokens, present, resume_multiple=multiple).hit_tokens
-        if found != expected:
-            return f"after a store at {checkpoint}, {num_tokens} tokens: {found}, not {expected}, for {chunking}"
-    return None
+    missing = random_presence(pick, chunking, checkpoint) if pick(0, 2) == 0 else {}
+    return store_difference(chunking, checkpoint, multiple, missing)
 
 
 def run(title: str, check: Callable[[int], str | None], seeds: range, console: Console) -> list[str]:

@@ -5,7 +5,7 @@ for a recurrent group the positions of its states. A position is restorable if t
 a subset of the things that are resident. Nothing here is clever, nothing is shared with `kvjax.coverage`.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from functools import cache
 from typing import NamedTuple
 
@@ -15,6 +15,9 @@ from kvjax.groups import ChunkedLocal, FullAttention, GroupSpec, Kind, Recurrent
 Things = frozenset[int]
 Resident = dict[str, Things]
 Device = int | Mapping[str, int]
+Chunks = Mapping[str, Collection[int]]
+
+NO_CHUNKS: Chunks = {}
 
 
 class Expected(NamedTuple):
@@ -83,7 +86,7 @@ def held_by_device(chunking: Chunking, device_tokens: Device) -> Resident:
     return {group.name: needed(group.kind, prefix[group.name]) for group, _ in cached_groups(chunking)}
 
 
-def held_by_chunks(chunking: Chunking, chunks: Mapping[str, Iterable[int]]) -> Resident:
+def held_by_chunks(chunking: Chunking, chunks: Chunks) -> Resident:
     """What the chunks hold together, by group."""
     return {
         group.name: frozenset().union(*(held_by_chunk(group.kind, tokens, i) for i in chunks.get(group.name, ())))
@@ -91,10 +94,12 @@ def held_by_chunks(chunking: Chunking, chunks: Mapping[str, Iterable[int]]) -> R
     }
 
 
-def complete_chunks(chunking: Chunking, position: int) -> dict[str, list[int]]:
-    """Every chunk whose last token is before `position`."""
+def complete_chunks(chunking: Chunking, position: int, missing: Chunks = NO_CHUNKS) -> dict[str, list[int]]:
+    """Every chunk whose last token is before `position`, but those that are missing."""
     return {
-        group.name: [i for i in range(position) if (i + 1) * tokens - 1 < position]
+        group.name: [
+            i for i in range(position) if (i + 1) * tokens - 1 < position and i not in missing.get(group.name, ())
+        ]
         for group, tokens in cached_groups(chunking)
     }
 
@@ -121,7 +126,7 @@ def restorable(chunking: Chunking, resident: Resident, below: int) -> list[int]:
 def longest_hit(
     chunking: Chunking,
     num_tokens: int,
-    present: Mapping[str, Iterable[int]],
+    present: Chunks,
     device_tokens: Device = 0,
     resume_multiple: int = 1,
 ) -> Expected:
@@ -144,19 +149,23 @@ def longest_hit(
     return Expected(hit, load, ())
 
 
-def stored_positions(chunking: Chunking, checkpoint: int, resume_multiple: int = 1) -> tuple[int, int]:
+def stored_positions(
+    chunking: Chunking, checkpoint: int, resume_multiple: int = 1, missing: Chunks = NO_CHUNKS
+) -> tuple[int, int]:
     """R, where a longer prompt resumes, and S, where the same prompt sent again does."""
-    resident = held_by_chunks(chunking, complete_chunks(chunking, checkpoint))
+    resident = held_by_chunks(chunking, complete_chunks(chunking, checkpoint, missing))
     positions = [p for p in restorable(chunking, resident, checkpoint + 1) if p % resume_multiple == 0]
     return max(positions), max((p for p in positions if p < checkpoint), default=0)
 
 
-def store_set(chunking: Chunking, checkpoint: int, resume_multiple: int = 1) -> dict[str, list[int]]:
+def store_set(
+    chunking: Chunking, checkpoint: int, resume_multiple: int = 1, missing: Chunks = NO_CHUNKS
+) -> dict[str, list[int]]:
     """The chunks that R or S requires, by group."""
     stored = {name: [] for name in chunking.layout.names}
     for group, tokens in cached_groups(chunking):
         things: Things = frozenset()
-        for position in stored_positions(chunking, checkpoint, resume_multiple):
+        for position in stored_positions(chunking, checkpoint, resume_multiple, missing):
             things |= required(group.kind, group.lookahead_tokens, position)
         stored[group.name] = chunks_with(things, group.kind, tokens)
     return stored
