@@ -346,12 +346,15 @@ def test_the_command_runs_as_a_module_without_importing_jax(tmp_path):
 
 
 @pytest.mark.parametrize("options", [[], ["--json"]])
-def test_a_reader_that_has_gone_is_no_traceback(tmp_path, options):
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+def test_a_reader_that_has_gone_is_no_traceback(tmp_path, options, unbuffered):
+    """A buffered line fails when it is flushed, and what is left of it would fail once more when Python exits."""
     read_end, write_end = os.pipe()
     os.close(read_end)
     try:
         ran = subprocess.run(
             [sys.executable, "-m", "kvjax", "plan", str(saved(tmp_path, DESIGN)), *options],
+            env=os.environ | {"PYTHONUNBUFFERED": unbuffered},
             stdout=write_end,
             stderr=subprocess.PIPE,
             text=True,

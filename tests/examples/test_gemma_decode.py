@@ -1,0 +1,168 @@
+"""`examples/gemma_decode.py` as a user runs it, on a tiny model."""
+
+import doctest
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import gemma_style.conversations
+import gemma_style.options
+import pytest
+from gemma_decode import main
+from gemma_style.conversations import SHIPPED_TEXT
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+TINY = [
+    *("--width", "16", "--conversations", "3", "--turns", "2", "--first-tokens", "40"),
+    *(
+        "--turn-tokens",
+        "40",
+        "--opening-tokens",
+        "20",
+        "--new-tokens",
+        "3",
+        "--blocks-per-chunk",
+        "1",
+        "--host-bytes",
+        "32MiB",
+    ),
+]
+
+
+def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, Any]:
+    assert main([*TINY, "--json", *arguments]) == 0
+    out = capsys.readouterr().out
+    assert out.count("\n") == 1, "one document on one line"
+    return json.loads(out)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("preset", ["gemma-3-270m", "gemma-3-4b", "gemma-4-12B"])
+def test_tokens_are_equal_in_all_modes(preset: str, dtype: str, capsys: pytest.CaptureFixture[str]):
+    result = run_json(capsys, "--preset", preset, "--cache-dtype", dtype)
+    assert result["tokens_identical"] is True
+    assert result["max_abs_logit_diff"] == 0.0
+    assert result["restored_tokens"] > 0
+    assert result["bytes_stored"] >= result["bytes_loaded"] > 0
+    assert result["modes"]["recompute"]["recomputed_tokens"] > result["recomputed_tokens"]
+    assert result["modes"]["recompute"]["restored_tokens"] == 0
+    assert set(result["ttft_ms"]) >= {"offload", "recompute"}
+    assert all(ms > 0 for ms in result["ttft_ms"].values())
+    assert result["geometry"]["cache_dtype"] == dtype
+
+
+def test_geometry_is_the_preset_s(capsys: pytest.CaptureFixture[str]):
+    geometry = run_json(capsys, "--preset", "gemma-4-12B", "--turns", "1", "--conversations", "1")["geometry"]
+    shapes = {
+        group["name"]: [group[key] for key in ("num_layers", "kv_heads", "head_dim", "window_tokens")]
+        for group in geometry["groups"]
+    }
+    assert shapes == {"full": [1, 1, 512, None], "local": [5, 8, 256, 1024]}
+    # A block of either group has the same bytes in every layer: 64 tokens of 1 x 512, 16 of 8 x 256.
+    assert [group["tokens_per_block"] for group in geometry["groups"]] == [64, 16]
+    assert geometry["layers"] == 6
+
+
+def test_two_runs_and_any_host_budget_give_the_same_tokens(capsys: pytest.CaptureFixture[str]):
+    """The second run is a process of its own, and its host pool holds one chunk."""
+    ample = run_json(capsys)
+    command = [sys.executable, str(EXAMPLES / "gemma_decode.py"), *TINY, "--json", "--host-bytes", "chunk"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.count("\n") == 1
+    one_chunk = json.loads(done.stdout)
+    assert one_chunk["host_bytes"] == max(group["chunk_bytes"] for group in one_chunk["geometry"]["groups"])
+    assert one_chunk["tokens_digest"] == ample["tokens_digest"]
+    assert one_chunk["tokens_identical"] is True
+    assert one_chunk["max_abs_logit_diff"] == 0.0
+    assert one_chunk["recomputed_tokens"] > ample["recomputed_tokens"]
+    assert "unlimited: turns" in done.stderr
+
+
+def test_prompt_tokens_are_accounted_for(capsys: pytest.CaptureFixture[str]):
+    """In an unlimited pool only the first turns and what is new is computed, and nothing twice."""
+    result = run_json(capsys)
+    unlimited, recompute = result["modes"]["unlimited"], result["modes"]["recompute"]
+    assert unlimited["recomputed_tokens"] == unlimited["restored_tokens"] == 0
+    assert recompute["recomputed_tokens"] + recompute["device_hits_tokens"] == unlimited["device_hits_tokens"]
+    assert result["generated_tokens"] == 3 * 2 * 3
+
+
+def test_tables_and_plot(capsys: pytest.CaptureFixture[str], tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    plot, text = tmp_path / "run.png", tmp_path / "own.txt"
+    text.write_bytes("Größe \xff".encode("latin-1") * 3)
+    assert main([*TINY, "--plot", str(plot), "--text", str(text), "--vocabulary", "300"]) == 0
+    out = capsys.readouterr().out
+    assert "All tokens are equal in the three modes (digest " in out
+    assert "largest difference of logits, offload against unlimited: 0.0" in out
+    for word in ("restored", "recomputed", "device", "TTFT", "unlimited", "tokens/chunk"):
+        assert word in out
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--text", "no-such.txt"], r"cannot read the text file 'no-such.txt': No such file"),
+        (["--text", "."], r"cannot read the text file '.': Is a directory"),
+        (["--text", "/dev/null"], r"the text file '/dev/null' must hold some text, but it is empty"),
+        (["--preset", "gemma-9"], r"--preset: invalid choice: 'gemma-9' \(choose from '?gemma-3-270m"),
+        (["--cache-dtype", "float8"], r"--cache-dtype: invalid choice: 'float8'"),
+        (["--turns", "0"], r"--turns: must be a whole number of at least 1, got '0'"),
+        (["--conversations", "-2"], r"--conversations: must be a whole number of at least 1, got '-2'"),
+        (["--new-tokens", "1.5"], r"--new-tokens: must be a whole number of at least 1, got '1.5'"),
+        (["--seed", "-1"], r"--seed: must be a whole number of at least 0, got '-1'"),
+        (["--layers", "5"], r"--layers: must be at least 6, one full layer, got 5"),
+        (["--vocabulary", "255"], r"--vocabulary: must be at least 256, the bytes, got 255"),
+        (["--host-bytes", "64 megs"], r"--host-bytes: must be digits with an optional B, KiB, .*, got '64 megs'"),
+        (["--host-bytes", "100KiB"], r"`host_bytes` must .*'local'.*102400"),
+        (["--blocks-per-chunk", "0"], r"--blocks-per-chunk: must be a positive whole number.*got '0'"),
+        (["--blocks-per-chunk", "global=2"], r"--blocks-per-chunk: must be a positive.*, or 'full=N,local=N'"),
+        (["--device-blocks", "2"], r"--device-blocks of group 'full' must be at least \d+, .*, got 2"),
+        (["--device-blocks", "local=1"], r"--device-blocks of group 'local' must be at least \d+, .*, got 1"),
+        (["--plot", "run.jpeg"], r"--plot: must end in .png, .svg, .pdf, got 'run.jpeg'"),
+        (["--plot", "no-such/run.png"], r"--plot: cannot write 'no-such/run.png': its folder must exist"),
+        (["--rowz", "3"], r"unrecognized arguments: --rowz 3"),
+        (["--rows"], r"--rows: expected one argument"),
+    ],
+)  # fmt: skip
+def test_bad_input_is_one_line(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]):
+    pytest.importorskip("matplotlib")
+    assert main([*TINY, "--json", *arguments]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    lines = [line for line in captured.err.splitlines() if "error:" in line]
+    assert len(lines) == 1
+    assert "usage:" not in captured.err
+    assert re.search(message, lines[0]), lines[0]
+
+
+def test_plot_without_matplotlib_is_refused_at_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    assert main(["--plot", "run.png"]) == 2
+    assert "--plot needs matplotlib, which is not installed" in capsys.readouterr().err
+
+
+def test_the_shipped_text_is_long_enough_for_the_defaults():
+    text = SHIPPED_TEXT.read_bytes()
+    assert len(text) > 96 + 4 * (512 + 5 * 96)
+    assert b"public domain" in text
+
+
+@pytest.mark.parametrize("module", [gemma_style.conversations, gemma_style.options])
+def test_doctests(module: Any):
+    assert doctest.testmod(module).failed == 0
+
+
+def test_minimal_loop_restores_every_byte():
+    done = subprocess.run(
+        [sys.executable, str(EXAMPLES / "minimal_loop.py")], capture_output=True, text=True, check=True
+    )
+    assert "tokens need no computing" in done.stdout
+    assert "local: blocks" in done.stdout
