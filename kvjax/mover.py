@@ -26,7 +26,7 @@ class Transfer:
 
     def done(self) -> bool:
         """True once all moves ended, well or not."""
-        return all(part.done() if isinstance(part, Future) else part.is_ready() for part in self._parts)
+        return all(_ended(part) for part in self._parts)
 
     def wait(self) -> None:
         """Waits for all moves.
@@ -180,7 +180,7 @@ class Mover:
 
 
 def _ended(part: "Future[None] | jax.Array") -> bool:
-    return part.done() if isinstance(part, Future) else part.is_ready()
+    return part.done() if isinstance(part, Future) else part.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def _staging_units(chunking: Chunking, units: Units, staging_bytes: int | None, num_units: int) -> int:

@@ -80,7 +80,7 @@ def test_what_is_stored_is_loaded_again_bit_by_bit_and_nothing_else_changes(name
 
 
 def test_no_step_compiles_anything_after_warm_up(compilations):
-    mover, chunking, units, caches = make(layouts.GEMMA, staging_bytes=2000)
+    mover, _chunking, units, caches = make(layouts.GEMMA, staging_bytes=2000)
     rng = np.random.default_rng(0)
     compilations.clear()
     for count in [1, 2, 3, 5, 6, 7, 12]:
@@ -117,7 +117,7 @@ def test_staging_never_exceeds_its_bound(staged_blocks):
 
 
 def test_ids_out_of_range_are_refused_before_anything_moves():
-    mover, chunking, units, caches = make(layouts.UNIFORM)
+    mover, _chunking, _units, caches = make(layouts.UNIFORM)
     before = {leaf: as_bytes(array) for leaf, array in caches.items()}
     for blocks, held, text in [
         (NUM_BLOCKS, 0, r"`plan` must have block_ids from 0 to 11, got 12 to 12"),
@@ -170,7 +170,7 @@ def test_moves_run_on_the_callers_thread_and_one_of_its_own():
 
 
 def test_a_move_that_fails_on_the_worker_is_told_by_wait(monkeypatch):
-    mover, chunking, units, caches = make(layouts.UNIFORM)
+    mover, _chunking, _units, caches = make(layouts.UNIFORM)
 
     def broken(*_):
         raise OSError("no such memory")

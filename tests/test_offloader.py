@@ -87,7 +87,7 @@ class TestRestored:
         for name in ("x", "y"):
             engine.stop(name)
         held = engine.offloader.stats().resident_chunks
-        engine.start("again", trunk + [99])
+        engine.start("again", [*trunk, 99])
         engine.offloader.finish("again")
         engine.drop("again")
         assert engine.offloader.stats().resident_chunks == held
@@ -288,7 +288,7 @@ class TestRefusals:
                 kvjax.Offloader(layouts.GEMMA, given, host_bytes=MIB)
 
     def test_later_caches_unlike_the_registered_ones_are_refused(self, small):
-        offloader, caches = small
+        offloader, _ = small
         offloader.lookup("a", [1, 2, 3])
         tables = {"full": [0], "local": [0, 1]}
         other = make_caches(layouts.GEMMA, 17)

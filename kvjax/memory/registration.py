@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+from jax.core import Tracer
 from jax.sharding import Sharding
 
 from kvjax.groups import CacheLayout, LeafSpec
@@ -49,8 +50,8 @@ class RegisteredCaches:
     group_leaves: tuple[tuple[str, ...], ...]
 
     @property
-    def device(self) -> jax.Device:
-        """The device that holds the caches."""
+    def device(self) -> Any:
+        """The `jax.Device` that holds the caches."""
         (device,) = next(iter(self.leaves.values())).sharding.device_set
         return device
 
@@ -128,7 +129,7 @@ def _check_names(caches: Any, wanted: Mapping[str, Any], optional: frozenset[str
 
 
 def _check_array(name: str, array: Any, spec: LeafSpec) -> None:
-    if not isinstance(array, jax.Array) or isinstance(array, jax.core.Tracer):
+    if not isinstance(array, jax.Array) or isinstance(array, Tracer):
         raise ValueError(f"`caches` leaf {name!r} must be a JAX array, got {type(array).__name__}")
     if array.dtype != spec.dtype:
         raise ValueError(f"`caches` leaf {name!r} must be of {spec.dtype.name}, got {array.dtype.name}")

@@ -42,7 +42,9 @@ EVERYTHING = CacheLayout(
     [
         GroupSpec("mla", FullAttention(), 8, (LeafSpec("latent", (8, 9), "bfloat16"),), lookahead_tokens=3),  # pyright: ignore
         GroupSpec("local", SlidingWindow(7), 4, (LeafSpec("shared", (4, 3), np.uint8),)),  # pyright: ignore
-        GroupSpec("state8", SlidingWindow(8), 4, (LeafSpec("shared", (4, 3), np.uint8), LeafSpec("own", (4, 1), np.uint32))),  # pyright: ignore
+        GroupSpec(
+            "state8", SlidingWindow(8), 4, (LeafSpec("shared", (4, 3), np.uint8), LeafSpec("own", (4, 1), np.uint32))
+        ),  # pyright: ignore
         GroupSpec("chunked", ChunkedLocal(16), 8, (LeafSpec("chunked", (8, 2), "float8_e5m2", layers=2),)),  # pyright: ignore
         GroupSpec("mamba", Recurrent(), 4, (LeafSpec("mamba", (6,), np.float32),)),  # pyright: ignore
     ]

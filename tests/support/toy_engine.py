@@ -16,7 +16,7 @@ from kvjax.coverage import needed
 from kvjax.groups import CacheLayout, LeafSpec, Recurrent
 
 
-class OutOfBlocks(Exception):
+class OutOfBlocksError(Exception):
     """The device pool is too small for the request."""
 
 
@@ -181,9 +181,9 @@ class ToyEngine:
             end = (place + 1) * group.tokens_per_block
             useful = end == position if isinstance(group.kind, Recurrent) else end > first
             table.append(self._take(group.name) if useful else -1)
-        if isinstance(group.kind, Recurrent) and position and position % group.tokens_per_block == 0:
-            if table[last - 1] < 0:  # an earlier step ended inside this block
-                table[last - 1] = self._take(group.name)
+        state_ends_here = isinstance(group.kind, Recurrent) and position and position % group.tokens_per_block == 0
+        if state_ends_here and table[last - 1] < 0:  # an earlier step ended inside this block
+            table[last - 1] = self._take(group.name)
 
     def _write(self, request_id: str, g: int, start: int, stop: int) -> None:
         group = self.layout.groups[g]
@@ -220,7 +220,7 @@ class ToyEngine:
 
     def _take(self, name: str) -> int:
         if not self.free[name]:
-            raise OutOfBlocks(name)
+            raise OutOfBlocksError(name)
         return self.free[name].pop(int(self.rng.integers(len(self.free[name]))))
 
     def _release(self, name: str, blocks: list[int]) -> None:
