@@ -22,6 +22,8 @@ from kvjax.groups import ChunkedLocal, FullAttention, GroupSpec, Kind, Recurrent
 # The first span of positions that a search looks at; each further one is twice as wide. A long prompt
 # then costs what its answer costs.
 _FIRST_SPAN = 4096
+# … up to this, so that what a search holds at a time stays small.
+_WIDEST_SPAN = 2**22
 
 _ZERO = np.zeros(1, np.int64)
 
@@ -475,7 +477,7 @@ def _largest(chunking: Chunking, resident: Mapping[int, Resident], bound: int, m
         candidates = candidates[candidates >= firsts]
         if len(candidates):
             return int(candidates[-1])
-        high, width = low - 1, width * 2
+        high, width = low - 1, max(width, min(2 * width, _WIDEST_SPAN))
     return 0
 
 
@@ -490,7 +492,7 @@ def _smallest_above(
         candidates = candidates[candidates <= lasts]
         if len(candidates):
             return int(candidates[0])
-        low, width = high + 1, width * 2
+        low, width = high + 1, max(width, min(2 * width, _WIDEST_SPAN))
     return None
 
 

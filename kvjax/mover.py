@@ -17,6 +17,10 @@ from kvjax.plan import NULL_BLOCK, GroupMoves, LoadPlan, StorePlan
 
 DEFAULT_STAGING_BYTES = 64 * 2**20
 
+# A large move goes in pieces, so that packing one, transferring the one before and copying the one before that
+# overlap, and so that allocators re-use memory: fresh pages cost more than the copy itself.
+_PIECES_PER_STAGING = 8
+
 
 class Transfer:
     """Moves under way. Nothing of them is on the caller's hands any more."""
@@ -77,8 +81,10 @@ class Mover:
         self.caches = register(chunking.layout, caches)
         self._units = units
         self._num_units = num_units
-        staging_units = _staging_units(chunking, units, staging_bytes, num_units)
-        self._transport = StagedTransport(self.caches, chunking, units, staging_units, show_progress=show_progress)
+        largest = max(units.units_per_chunk[g] or 0 for g in chunking.layout.cached)
+        self._most_units = _staging_units(chunking, units, staging_bytes, num_units)
+        piece_units = max(largest, self._most_units // _PIECES_PER_STAGING)
+        self._transport = StagedTransport(self.caches, chunking, units, piece_units, show_progress=show_progress)
         self._memory = HostMemory(num_units, units.unit_bytes, show_progress=show_progress)
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="kvjax-mover")
         self._staged: deque[tuple[int, Future[None] | jax.Array]] = deque()
@@ -157,7 +163,7 @@ class Mover:
     def _make_room(self, group_idx: int, num_chunks: int) -> int:
         """Waits until a piece can be staged within the bound; returns the units it takes."""
         wanted = self._transport.staged_units(group_idx, num_chunks)
-        while self._staged and self._staged_units() + wanted > self._transport.staging_units:
+        while self._staged and self._staged_units() + wanted > self._most_units:
             _, part = self._staged.popleft()
             part.exception() if isinstance(part, Future) else part.block_until_ready()
         held = self._staged_units() + wanted

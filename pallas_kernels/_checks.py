@@ -6,7 +6,6 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import Array
-from jax.typing import ArrayLike
 
 
 def describe(array: Any) -> str:
@@ -62,15 +61,18 @@ def ids(name: str, value: Any, dims: tuple[str, ...]) -> Array:
     return jnp.asarray(value)
 
 
-def count(value: ArrayLike, limit: int) -> Array:
+def count(value: Any, limit: int) -> Array:
     """Checks that a count is one integer, and returns it as an int32 scalar no larger than `limit`.
 
     Raises:
         ValueError: it is an array of more than one number, or no integer.
     """
-    dtype, shape = jnp.result_type(value), jnp.shape(value)
-    if shape != () or not jnp.issubdtype(dtype, jnp.integer):
-        raise ValueError(f"`count` must be an integer scalar, got {jnp.dtype(dtype).name} of shape {shape}")
+    if not (hasattr(value, "shape") and hasattr(value, "dtype")):
+        if isinstance(value, bool) or not isinstance(value, int):
+            raise ValueError(f"`count` must be an integer scalar, got {value!r}")
+        return jnp.int32(min(max(value, 0), limit))
+    if value.shape != () or not jnp.issubdtype(value.dtype, jnp.integer):
+        raise ValueError(f"`count` must be an integer scalar, got {describe(value)}")
     return jnp.minimum(jnp.asarray(value, jnp.int32), limit)
 
 

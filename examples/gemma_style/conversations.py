@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 SHIPPED_TEXT = Path(__file__).parents[1] / "data" / "alice.txt"
-_SPREAD = (0, 37, -29, 18, -41, 9)  # so that turns do not all end at the same place of a block
+_SPREAD = (0.0, 0.17, -0.13, 0.08, -0.19)  # so that turns do not all end at the same place of a block
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,15 +41,17 @@ def read_text(path: Path) -> bytes:
 
 
 def cut(
-    text: bytes, *, num_conversations: int, num_turns: int, turn_tokens: int, opening_tokens: int
+    text: bytes, *, num_conversations: int, num_turns: int, opening_tokens: int, first_tokens: int, turn_tokens: int
 ) -> list[Conversation]:
-    """Returns conversations of about `turn_tokens` tokens a turn, each from its own part of the text.
+    """Returns conversations, each from its own part of the text.
 
-    All begin with the same `opening_tokens` tokens, as with a system prompt. A short text is read round
-    and round.
+    All begin with the same `opening_tokens` tokens, as with a system prompt. About `first_tokens` tokens
+    follow in the first turn, as with a document, and about `turn_tokens` in each further one. A short text
+    is read round and round.
 
-    >>> [c.turns for c in cut(b"abcdef", num_conversations=2, num_turns=1, turn_tokens=2, opening_tokens=1)]
-    [((97, 98, 99),), ((97, 100, 101),)]
+    >>> sizes = dict(num_conversations=2, num_turns=2, opening_tokens=1, first_tokens=2, turn_tokens=1)
+    >>> [tuple(map(bytes, c.turns)) for c in cut(b"abcdefgh", **sizes)]
+    [(b'abc', b'd'), (b'aef', b'g')]
     """
     opening = _take(text, 0, opening_tokens)
     at = opening_tokens
@@ -57,9 +59,10 @@ def cut(
     for c in range(num_conversations):
         turns = []
         for t in range(num_turns):
-            spread = _SPREAD[(c * num_turns + t) % len(_SPREAD)] if turn_tokens > 2 * max(_SPREAD) else 0
-            turns.append(_take(text, at, turn_tokens + spread))
-            at += turn_tokens + spread
+            about = turn_tokens if t else first_tokens
+            count = about + int(about * _SPREAD[(c * num_turns + t) % len(_SPREAD)])
+            turns.append(_take(text, at, count))
+            at += count
         turns[0] = opening + turns[0]
         conversations.append(Conversation(f"c{c + 1}", tuple(turns)))
     return conversations

@@ -28,8 +28,9 @@ class Options:
     rows: int
     conversations: int
     turns: int
-    turn_tokens: int
     opening_tokens: int
+    first_tokens: int
+    turn_tokens: int
     new_tokens: int
     device_blocks: int | dict[str, int] | None
     host_bytes: int | str
@@ -132,9 +133,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--cache-dtype", choices=["float32", "bfloat16"], default="float32", help="element type of the caches")
     add("--rows", type=_count(1), default=16, metavar="N", help="tokens in one step")
     add("--conversations", type=_count(1), default=4, metavar="N", help="conversations, served in turn")
-    add("--turns", type=_count(1), default=5, metavar="N", help="turns of each conversation")
-    add("--turn-tokens", type=_count(1), default=200, metavar="N", help="about so many tokens of text a turn")
+    add("--turns", type=_count(1), default=6, metavar="N", help="turns of each conversation")
     add("--opening-tokens", type=_count(0), default=96, metavar="N", help="text that all conversations begin with")
+    add("--first-tokens", type=_count(1), default=512, metavar="N", help="about so many tokens of text in a first turn")
+    add("--turn-tokens", type=_count(1), default=96, metavar="N", help="about so many in each further turn")
     add("--new-tokens", type=_count(1), default=16, metavar="N", help="tokens generated in a turn")
     add("--device-blocks", type=_argument(_per_group), metavar=f"N | {FULL}=N,{LOCAL}=N",
         help="blocks of the small pool; without it, one and a half conversations fit")  # fmt: skip

@@ -112,8 +112,9 @@ class Bench:
             read_text(options.text),
             num_conversations=options.conversations,
             num_turns=options.turns,
-            turn_tokens=options.turn_tokens,
             opening_tokens=options.opening_tokens,
+            first_tokens=options.first_tokens,
+            turn_tokens=options.turn_tokens,
         )
         self.max_tokens = max(c.max_tokens(options.new_tokens) for c in self.conversations)
         self.chunking = kvjax.resolve_chunking(self.shape.layout(), blocks_per_chunk=options.blocks_per_chunk)

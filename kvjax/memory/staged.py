@@ -43,7 +43,7 @@ class StagedTransport:
         caches: the registered arrays.
         chunking: the layout and its chunks.
         units: how chunks are cut into units.
-        staging_units: units that are staged at most at a time; at least one chunk of every group.
+        staging_units: units of the staging, the most that one move takes; at least one chunk of every group.
         show_progress: see `progress_bar`.
     """
 

@@ -77,7 +77,7 @@ def test_a_small_pool_restores_the_same_bits(stepper: Stepper, reference: list[T
         offloader.check_integrity()
         stats = offloader.stats()
     assert_same(turns, reference)
-    assert sum(turn.restored_tokens for turn in turns) > 300
+    assert sum(turn.restored_tokens for turn in turns) > 200
     assert stats.bytes_loaded > 0
     assert stats.failed_jobs == stats.open_requests == 0
     # All that is computed again is what no whole chunk of 8 tokens holds.

@@ -9,6 +9,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 from hypothesis import strategies as st
 
 from kvjax.chunking import Chunking, resolve_chunking
@@ -128,3 +129,18 @@ def instances(draw: st.DrawFn, *, most_tokens: int = 48) -> Instance:
 def chunkings(draw: st.DrawFn) -> Chunking:
     """Hypothesis draws of `random_chunking`."""
     return random_chunking(lambda low, high: draw(st.integers(low, high)))
+
+
+def group(name: str, kind: Kind, tokens_per_block: int, lookahead_tokens: int = 0) -> GroupSpec:
+    """A group of 64 bytes per block."""
+    return GroupSpec(name, kind, tokens_per_block, block_bytes=64, lookahead_tokens=lookahead_tokens)
+
+
+def cut(*groups: GroupSpec, blocks: int | dict[str, int] | None = None) -> Chunking:
+    """The groups as a layout, cut into chunks."""
+    return resolve_chunking(CacheLayout(groups), blocks_per_chunk=blocks)
+
+
+def lists(chunks: dict[str, np.ndarray]) -> dict[str, list[int]]:
+    """Chunk indices as lists, to compare."""
+    return {name: indices.tolist() for name, indices in chunks.items()}
