@@ -7,7 +7,6 @@ from kvjax.chunking import resolve_chunking as resolve_chunking
 from kvjax.coverage import Hit as Hit
 from kvjax.coverage import longest_hit as longest_hit
 from kvjax.coverage import next_cut as next_cut
-from kvjax.coverage import retained_from as retained_from
 from kvjax.coverage import store_set as store_set
 from kvjax.groups import CacheLayout as CacheLayout
 from kvjax.groups import ChunkedLocal as ChunkedLocal
@@ -23,6 +22,7 @@ from kvjax.plan import LoadPlan as LoadPlan
 from kvjax.plan import StorePlan as StorePlan
 from kvjax.plan import plan_load as plan_load
 from kvjax.plan import plan_store as plan_store
+from kvjax.retention import retained_from as retained_from
 
 if TYPE_CHECKING:
     from kvjax.mover import Mover as Mover

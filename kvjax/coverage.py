@@ -6,15 +6,14 @@ are counted from the start of the sequence; all intervals of *tokens* are half-o
 intervals of *positions* are closed `[first, last]`.
 """
 
-import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from kvjax._arguments import by_group, check_chunking, checkpoint_list, chunk_indices, device_prefix, present_chunks
 from kvjax._checks import integer
-from kvjax._indices import chunk_indices
 from kvjax._intervals import EMPTY, intersect, runs_of, with_run
 from kvjax.chunking import Chunking
 from kvjax.groups import ChunkedLocal, FullAttention, GroupSpec, Kind, Recurrent, Scratch, SlidingWindow
@@ -164,14 +163,14 @@ def longest_hit(
     >>> longest_hit(resolve_chunking(layout), 28, {"full": range(7), "state": [0]}).hit_tokens
     16
     """
-    _check_chunking(chunking)
+    check_chunking(chunking)
     total = integer(num_tokens, "num_tokens", at_least=1)
     multiple = integer(resume_multiple, "resume_multiple", at_least=1)
-    device, floor = _device_prefix(chunking, device_tokens, total)
-    given = _present_groups(chunking, present, "present")
-    chunks = {g: _present_chunks(chunking, g, listed, total) for g, listed in given.items()}
-    resident = {g: _resident(chunking, g, chunks.get(g, EMPTY), device[g]) for g in chunking.layout.cached}
-    hit = max(floor, _largest(chunking, resident, total - 1, multiple))
+    device, floor = device_prefix(chunking, device_tokens, total)
+    given = by_group(chunking, present, "present")
+    chunks = {g: present_chunks(chunking, g, listed, total) for g, listed in given.items()}
+    resident = {g: resident_of(chunking, g, chunks.get(g, EMPTY), device[g]) for g in chunking.layout.cached}
+    hit = max(floor, largest_common(chunking, resident, total - 1, multiple))
     return Hit(
         hit_tokens=hit,
         load={
@@ -206,7 +205,7 @@ def store_set(
     """
     positions = stored_positions(chunking, checkpoint, resume_multiple=resume_multiple, missing=missing)
     return {
-        group.name: np.unique(np.concatenate([_chunks_of(chunking, g, position) for position in positions]))
+        group.name: np.unique(np.concatenate([chunks_required(chunking, g, position) for position in positions]))
         for g, group in enumerate(chunking.layout.groups)
     }
 
@@ -231,13 +230,13 @@ def stored_positions(
     Raises:
         ValueError: as `store_set`.
     """
-    _check_chunking(chunking)
+    check_chunking(chunking)
     position = integer(checkpoint, "checkpoint", at_least=0)
     multiple = integer(resume_multiple, "resume_multiple", at_least=1)
-    lost = _present_groups(chunking, missing or {}, "missing")
+    lost = by_group(chunking, missing or {}, "missing")
     complete = {g: _complete(chunking, g, position, lost.get(g)) for g in chunking.layout.cached}
-    longer = _largest(chunking, complete, position, multiple)
-    same = longer if longer < position else _largest(chunking, complete, max(0, position - 1), multiple)
+    longer = largest_common(chunking, complete, position, multiple)
+    same = longer if longer < position else largest_common(chunking, complete, max(0, position - 1), multiple)
     return same, longer
 
 
@@ -250,10 +249,10 @@ def next_cut(chunking: Chunking, position: int, checkpoints: Any, *, resume_mult
     Raises:
         ValueError: an argument of the wrong type or range, or no checkpoint.
     """
-    _check_chunking(chunking)
+    check_chunking(chunking)
     here = integer(position, "position", at_least=0)
     integer(resume_multiple, "resume_multiple", at_least=1)
-    ordered = sorted(_checkpoint_list(checkpoints))
+    ordered = sorted(checkpoint_list(checkpoints))
     if any(isinstance(chunking.layout.groups[g].kind, Recurrent) for g in chunking.layout.cached):
         for checkpoint in ordered:  # stored positions grow with the checkpoint: the first past `here` is it
             if checkpoint > here:
@@ -263,93 +262,10 @@ def next_cut(chunking: Chunking, position: int, checkpoints: Any, *, resume_mult
     return ordered[-1]
 
 
-def retained_from(chunking: Chunking, position: int, *, resume_multiple: int = 1) -> dict[str, int]:
-    """Returns, by group name, the first token an engine must keep so that a store at `position`, or at
-    any later one, finds what it wants.
-
-    A block that ends at or before that token may be freed. At most about one chunk more than the window
-    itself is kept. Scratch groups keep nothing. Where there are recurrent groups, their states are taken
-    to exist at the stored positions: the steps end where `next_cut` says.
-
-    Raises:
-        ValueError: an argument of the wrong type or range.
-    """
-    # Stored positions never decrease, and the first one of all is no smaller than `resume_step`.
-    first = resume_step(chunking, resume_multiple=resume_multiple)
-    stored = max(first, stored_positions(chunking, position, resume_multiple=resume_multiple)[0])
-    kept = {}
-    for g, group in enumerate(chunking.layout.groups):
-        if not group.is_cached:
-            kept[group.name] = position
-            continue
-        # Where `stored` requires nothing (an attention chunk starts there), later positions require its chunk.
-        tokens = _tokens_per_chunk(chunking, g)
-        kept[group.name] = min(required(group, stored)[0] // tokens * tokens, needed(group.kind, position)[0])
-    return kept
-
-
-def resume_step(chunking: Chunking, *, resume_multiple: int = 1) -> int:
-    """Returns the number of which every hit on host chunks is a multiple: the least common multiple of
-    `resume_multiple` and the spacings of the recurrent groups' states."""
-    spacings = [
-        _tokens_per_chunk(chunking, g)
-        for g in chunking.layout.cached
-        if isinstance(chunking.layout.groups[g].kind, Recurrent)
-    ]
-    return math.lcm(integer(resume_multiple, "resume_multiple", at_least=1), *spacings)
-
-
-def junction(chunking: Chunking, num_tokens: int, chunks: Mapping[int, np.ndarray]) -> int:
-    """Returns how far the full groups alone could restore a request, 0 without such a group.
-
-    Where that is beyond the hit, prompts that share a prefix part there, and the position is worth a
-    checkpoint.
-
-    Args:
-        chunking: the layout and its chunks.
-        num_tokens: tokens of the request.
-        chunks: resident `chunk_idx` of the request's prefix by `group_idx`; ascending `int64`.
-    """
-    full = {
-        g: _resident(chunking, g, chunks.get(g, EMPTY), 0)
-        for g in chunking.layout.cached
-        if isinstance(chunking.layout.groups[g].kind, FullAttention)
-    }
-    return _largest(chunking, full, num_tokens - 1, 1) if full else 0
-
-
-def eviction_ranks(chunking: Chunking, chunks: Mapping[int, np.ndarray]) -> dict[int, np.ndarray]:
-    """Returns, per `group_idx`, the rank of each resident chunk of one prefix for eviction.
-
-    A chunk's rank is the smallest position, of those the resident chunks can restore, that requires it
-    or lies above it. Chunks of equal rank are useless without each other; evicting from the highest rank
-    down leaves a usable prefix after every rank. A chunk above all those positions has the highest rank.
-
-    Args:
-        chunking: the layout and its chunks.
-        chunks: resident `chunk_idx` of one request's prefix by `group_idx`; ascending `int64`.
-    """
-    resident = {g: _resident(chunking, g, chunks.get(g, EMPTY), 0) for g in chunking.layout.cached}
-    end = max((int(r.stops[-1]) for r in resident.values() if len(r.stops)), default=0)
-    end = max([end, *(int(r.states[-1]) for r in resident.values() if len(r.states))])
-    firsts, lasts = _common(chunking, resident, 0, end)
-    ranks = {}
-    for g, indices in chunks.items():
-        group = chunking.layout.groups[g]
-        if isinstance(group.kind, Recurrent):
-            above = (indices + 1) * _tokens_per_chunk(chunking, g)
-        else:
-            above = np.maximum(1, indices * _tokens_per_chunk(chunking, g) + (1 - group.lookahead_tokens))
-        at = np.searchsorted(lasts, above)
-        smallest = np.maximum(np.append(firsts, np.iinfo(np.int64).max)[at], above)
-        ranks[g] = smallest
-    return ranks
-
-
 def chunks_needed(chunking: Chunking, group_idx: int, position: int) -> np.ndarray:
     """Returns the ascending `chunk_idx` of a group that hold a token of `needed(position)`."""
     start, stop = needed(chunking.layout.groups[group_idx].kind, position)
-    return _chunks_between(_tokens_per_chunk(chunking, group_idx), start, stop)
+    return _chunks_between(chunk_tokens_of(chunking, group_idx), start, stop)
 
 
 def blocks_to_load(
@@ -375,64 +291,19 @@ def blocks_to_load(
 # --- arithmetic that knows no kind ----------------------------------------------------------------------
 
 
-def _check_chunking(chunking: Any) -> None:
-    if not isinstance(chunking, Chunking):
-        raise ValueError(f"`chunking` must be a Chunking, as `resolve_chunking` returns it, got {chunking!r}")
-
-
-def _checkpoint_list(checkpoints: Any) -> list[int]:
-    if isinstance(checkpoints, (str, bytes, Mapping)) or not hasattr(checkpoints, "__iter__"):
-        raise ValueError(f"`checkpoints` must be a sequence of non-negative ints, got {checkpoints!r}")
-    listed = [integer(checkpoint, "checkpoints", at_least=0) for checkpoint in checkpoints]
-    if not listed:
-        raise ValueError("`checkpoints` must hold at least one position, got none")
-    return listed
-
-
-def _tokens_per_chunk(chunking: Chunking, group_idx: int) -> int:
+def chunk_tokens_of(chunking: Chunking, group_idx: int) -> int:
+    """Returns `tokens_per_chunk` of a cached group."""
     tokens = chunking.tokens_per_chunk[group_idx]
     assert tokens is not None, "scratch groups have no chunks"
     return tokens
 
 
-def _device_prefix(chunking: Chunking, device_tokens: Any, total: int) -> tuple[dict[int, int], int]:
-    """Returns the tokens the device holds per cached group, and the prefix restorable whatever else."""
-    layout = chunking.layout
-    if isinstance(device_tokens, Mapping):
-        given = {layout.index(name, "device_tokens"): tokens for name, tokens in device_tokens.items()}
-        named = {g: f"device_tokens of group {layout.groups[g].name!r}" for g in given}
-    else:
-        given = dict.fromkeys(layout.cached, device_tokens)
-        named = dict.fromkeys(layout.cached, "device_tokens")
-    device = dict.fromkeys(layout.cached, 0)
-    for g, tokens in given.items():
-        device[g] = integer(tokens, named[g], at_least=0)
-        if device[g] > total - 1:
-            raise ValueError(f"`{named[g]}` must be at most num_tokens - 1 = {total - 1}, got {tokens}")
-    prefixes = set(device.values())
-    return device, prefixes.pop() if len(prefixes) == 1 else 0
-
-
-def _present_groups(chunking: Chunking, present: Any, argument: str) -> dict[int, Any]:
-    if not isinstance(present, Mapping):
-        raise ValueError(f"`{argument}` must be a mapping of group names to chunks, got {present!r}")
-    return {chunking.layout.index(name, argument): chunks for name, chunks in present.items()}
-
-
-def _present_chunks(chunking: Chunking, group_idx: int, chunks: Any, total: int) -> np.ndarray:
-    """Returns the group's `chunk_idx` that can matter to a request of `total` tokens, ascending."""
-    group = chunking.layout.groups[group_idx]
-    reach = total + group.lookahead_tokens
-    num_chunks = -(-reach // _tokens_per_chunk(chunking, group_idx))
-    return chunk_indices(chunks, f"present of group {group.name!r}", num_chunks)
-
-
-def _resident(
+def resident_of(
     chunking: Chunking, group_idx: int, chunks: np.ndarray, device_tokens: int, complete_to: int = 0
 ) -> Resident:
     """What a group has: ascending `chunks`, the device's tokens, and every chunk that ends by `complete_to`."""
     kind = chunking.layout.groups[group_idx].kind
-    tokens = _tokens_per_chunk(chunking, group_idx)
+    tokens = chunk_tokens_of(chunking, group_idx)
     if isinstance(kind, Recurrent):
         states = (chunks + 1) * tokens
         if device_tokens:
@@ -448,15 +319,17 @@ def _resident(
 def _complete(chunking: Chunking, group_idx: int, position: int, missing: Any) -> Resident:
     """What a group has if every chunk that is complete at `position` is resident but the missing ones."""
     if missing is None:
-        return _resident(chunking, group_idx, EMPTY, 0, position)
-    num_chunks = position // _tokens_per_chunk(chunking, group_idx)
+        return resident_of(chunking, group_idx, EMPTY, 0, position)
+    num_chunks = position // chunk_tokens_of(chunking, group_idx)
     name = f"missing of group {chunking.layout.groups[group_idx].name!r}"
     has = np.ones(num_chunks, bool)
     has[chunk_indices(missing, name, num_chunks)] = False
-    return _resident(chunking, group_idx, np.flatnonzero(has), 0)
+    return resident_of(chunking, group_idx, np.flatnonzero(has), 0)
 
 
-def _common(chunking: Chunking, resident: Mapping[int, Resident], low: int, high: int) -> tuple[np.ndarray, np.ndarray]:
+def common_positions(
+    chunking: Chunking, resident: Mapping[int, Resident], low: int, high: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Positions in `[low, high]` that every cached group can restore, as ascending closed intervals."""
     firsts, lasts = _ZERO + low, _ZERO + high
     for g, has in resident.items():
@@ -467,12 +340,12 @@ def _common(chunking: Chunking, resident: Mapping[int, Resident], low: int, high
     return firsts, lasts
 
 
-def _largest(chunking: Chunking, resident: Mapping[int, Resident], bound: int, multiple: int) -> int:
+def largest_common(chunking: Chunking, resident: Mapping[int, Resident], bound: int, multiple: int) -> int:
     """The largest multiple of `multiple`, at most `bound`, that every group can restore; 0 at least."""
     high, width = bound, max(_FIRST_SPAN, multiple)
     while high > 0:
         low = max(0, high - width)
-        firsts, lasts = _common(chunking, resident, low, high)
+        firsts, lasts = common_positions(chunking, resident, low, high)
         candidates = lasts // multiple * multiple
         candidates = candidates[candidates >= firsts]
         if len(candidates):
@@ -487,7 +360,7 @@ def _smallest_above(
     low, width = position + 1, max(_FIRST_SPAN, multiple)
     while low <= bound:
         high = min(bound, low + width)
-        firsts, lasts = _common(chunking, resident, low, high)
+        firsts, lasts = common_positions(chunking, resident, low, high)
         candidates = -(-firsts // multiple) * multiple
         candidates = candidates[candidates <= lasts]
         if len(candidates):
@@ -507,14 +380,14 @@ def _limited_by(
 ) -> tuple[str, ...]:
     if hit + multiple - hit % multiple > total - 1:
         return ()
-    could = {g: _resident(chunking, g, chunks.get(g, EMPTY), device[g], total) for g in resident}
+    could = {g: resident_of(chunking, g, chunks.get(g, EMPTY), device[g], total) for g in resident}
     candidate = _smallest_above(chunking, could, hit, total - 1, multiple)
     if candidate is None:
         return ()
     return tuple(
         chunking.layout.groups[g].name
         for g in resident
-        if not len(_common(chunking, {g: resident[g]}, candidate, candidate)[0])
+        if not len(common_positions(chunking, {g: resident[g]}, candidate, candidate)[0])
     )
 
 
@@ -529,17 +402,17 @@ def _missing(kind: Kind, position: int, device_tokens: int) -> list[tuple[int, i
 
 def _load_chunks(chunking: Chunking, group_idx: int, position: int, device_tokens: int) -> np.ndarray:
     kind = chunking.layout.groups[group_idx].kind
-    tokens = _tokens_per_chunk(chunking, group_idx)
+    tokens = chunk_tokens_of(chunking, group_idx)
     parts = [_chunks_between(tokens, *span) for span in _missing(kind, position, device_tokens)]
     return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
 
 
-def _chunks_of(chunking: Chunking, group_idx: int, position: int) -> np.ndarray:
+def chunks_required(chunking: Chunking, group_idx: int, position: int) -> np.ndarray:
     """The chunks with a required token of `position`."""
     group = chunking.layout.groups[group_idx]
     if not group.is_cached or position == 0:
         return EMPTY
-    return _chunks_between(_tokens_per_chunk(chunking, group_idx), *required(group, position))
+    return _chunks_between(chunk_tokens_of(chunking, group_idx), *required(group, position))
 
 
 def _chunks_between(tokens_per_chunk: int, start: int, stop: int) -> np.ndarray:

@@ -13,7 +13,7 @@ import numpy as np
 
 from kvjax._checks import integer
 from kvjax.chunking import Chunking
-from kvjax.coverage import Hit, eviction_ranks, junction, longest_hit, store_set
+from kvjax.coverage import Hit, longest_hit, store_set
 from kvjax.keys import (
     NAMESPACE_BYTES,
     chunk_keys,
@@ -26,6 +26,7 @@ from kvjax.keys import (
 from kvjax.packing import Units
 from kvjax.plan import NULL_BLOCK, LoadPlan, StorePlan, block_table, check_range, chunk_blocks, plan_load, plan_store
 from kvjax.pool import ChunkPool, Pins, Policy, Reservation
+from kvjax.retention import eviction_ranks, junction
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -8,8 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvjax import coverage
-from kvjax.coverage import longest_hit, needed, required, retained_from, store_set
+from kvjax.coverage import longest_hit, needed, required, store_set
 from kvjax.groups import ChunkedLocal, FullAttention, Kind, Recurrent, Scratch, SlidingWindow
+from kvjax.retention import retained_from
 from tests.oracles import check_law, law
 from tests.oracles.layouts import Instance, cut, group, instances, lists
 

@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
-from kvjax.coverage import longest_hit, next_cut, retained_from, store_set
+from kvjax.coverage import longest_hit, next_cut, store_set
 from kvjax.groups import CacheLayout, FullAttention, Recurrent, Scratch, SlidingWindow
+from kvjax.retention import retained_from
 from tests.oracles import law
 from tests.oracles.layouts import cut, group
 

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvjax import coverage
+from kvjax import coverage, retention
 from kvjax.chunking import Chunking
 from kvjax.groups import FullAttention, Recurrent, SlidingWindow
 from tests.oracles import law
@@ -44,7 +44,7 @@ def test_ranks_equal_a_search(prefix):
     chunking, chunks = prefix
     end = max((int(i[-1] + 1) * (chunking.tokens_per_chunk[g] or 0) for g, i in chunks.items() if len(i)), default=0)
     positions = restorable(chunking, chunks, end + 1)
-    for g, ranks in coverage.eviction_ranks(chunking, chunks).items():
+    for g, ranks in retention.eviction_ranks(chunking, chunks).items():
         assert ranks.tolist() == [searched_rank(chunking, g, int(i), positions) for i in chunks[g]]
 
 
@@ -55,7 +55,7 @@ def test_evicting_from_the_highest_rank_down_leaves_every_position_below_it(pref
     that is left is below or part of one of them."""
     chunking, chunks = prefix
     before = restorable(chunking, chunks, 90)
-    ranks = coverage.eviction_ranks(chunking, chunks)
+    ranks = retention.eviction_ranks(chunking, chunks)
     for rank in sorted({int(r) for of_group in ranks.values() for r in of_group}, reverse=True):
         left = {g: indices[ranks[g] < rank] for g, indices in chunks.items()}
         after = restorable(chunking, left, 90)
@@ -69,7 +69,7 @@ def test_the_tail_of_a_prefix_goes_first_down_to_the_state_that_still_serves():
     """Full blocks 0 to 5 of 4 tokens and states at 8 and 16: the two blocks past 16 are useless, then everything past 8
     goes at once, then the rest."""
     chunking = cut(group("full", FullAttention(), 4), group("state", Recurrent(), 8))
-    ranks = coverage.eviction_ranks(chunking, {0: np.arange(6), 1: np.arange(2)})
+    ranks = retention.eviction_ranks(chunking, {0: np.arange(6), 1: np.arange(2)})
     nothing = np.iinfo(np.int64).max
     assert ranks[0].tolist() == [8, 8, 16, 16, nothing, nothing]
     assert ranks[1].tolist() == [8, 16]
@@ -115,4 +115,4 @@ def test_a_junction_is_the_hit_of_the_full_groups_alone(prefix, num_tokens):
     resident = law.held_by_chunks(chunking, named)
     full = {spec.name for spec, _ in law.cached_groups(chunking) if isinstance(spec.kind, FullAttention)}
     expected = [p for p in range(num_tokens) if not full & set(law.refusing(chunking, resident, p))] if full else [0]
-    assert coverage.junction(chunking, num_tokens, chunks) == expected[-1]
+    assert retention.junction(chunking, num_tokens, chunks) == expected[-1]

@@ -5,8 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from kvjax.chunking import Chunking
-from kvjax.coverage import longest_hit, next_cut, retained_from, store_set, stored_positions
+from kvjax.coverage import longest_hit, next_cut, store_set, stored_positions
 from kvjax.groups import ChunkedLocal, FullAttention, Recurrent, SlidingWindow
+from kvjax.retention import retained_from
 from tests.oracles import check_law, law
 from tests.oracles.layouts import chunkings, cut, group, lists, random_presence
 
