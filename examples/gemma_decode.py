@@ -26,7 +26,7 @@ from gemma_style.engine import Turn
 from gemma_style.options import Options, parse
 from gemma_style.plot import draw
 from gemma_style.report import as_json, print_tables
-from gemma_style.run import MODES, Outcome, run
+from gemma_style.run import COMPILING, MODES, Outcome, run
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -53,19 +53,28 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _with_progress(options: Options) -> Outcome:
     columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=Console(stderr=True)) as progress:
-        ready = progress.add_task("compiling", total=1)
-        total = options.turns * options.conversations
-        tasks = {mode: progress.add_task(f"{mode}: turns", total=total, start=False) for mode in MODES}
+    progress = Progress(*columns, console=Console(stderr=True))
+    turns = options.turns * options.conversations
+    tasks = {
+        stage: progress.add_task(
+            f"{stage}: turns" if stage in MODES else stage, total=1 if stage == COMPILING else turns, start=False
+        )
+        for stage in (COMPILING, *MODES)
+    }
 
-        def on_turn(mode: str, turn: Turn | None) -> None:
-            if turn is None:
-                progress.update(ready, completed=1)
-                progress.start_task(tasks[mode])
-            else:
-                progress.advance(tasks[mode])
+    def on_turn(stage: str, turn: Turn | None) -> None:
+        if turn is not None:
+            progress.advance(tasks[stage])
+            return
+        progress.start()  # bad input leaves no bar behind
+        if stage != COMPILING:
+            progress.update(tasks[COMPILING], completed=1)
+        progress.start_task(tasks[stage])
 
+    try:
         return run(options, on_turn)
+    finally:
+        progress.stop()
 
 
 if __name__ == "__main__":

@@ -6,27 +6,25 @@ changes nothing. Not thread-safe: one scheduler calls it.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvjax._checks import integer
 from kvjax.chunking import Chunking
-from kvjax.coverage import Hit, longest_hit, store_set
+from kvjax.coverage import Hit, longest_hit
 from kvjax.keys import (
     NAMESPACE_BYTES,
-    chunk_keys,
-    engine_hashes,
     key_namespace,
     namespace_of,
-    prefix_hashes,
-    token_array,
 )
-from kvjax.packing import Units
-from kvjax.plan import NULL_BLOCK, LoadPlan, StorePlan, block_table, check_range, chunk_blocks, plan_load, plan_store
+from kvjax.packing import Units, unit_rows
+from kvjax.plan import LoadPlan, StorePlan, block_table, check_range, plan_load
 from kvjax.pool import ChunkPool, Pins, Policy, Reservation
+from kvjax.requests import Request
 from kvjax.retention import eviction_ranks, junction
+from kvjax.storing import Chosen, StoreChooser
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -64,21 +62,6 @@ class LedgerCounts:
     stores_failed: int = 0
 
 
-@dataclass(slots=True, eq=False)
-class _Request:
-    namespace: bytes
-    num_tokens: int = 0
-    hashes: list[bytes] = field(default_factory=list)
-    from_engine: bool = False
-    tail: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))  # tokens of the unfinished unit
-    keys: dict[int, list[bytes]] = field(default_factory=dict)
-    checkpoints: set[int] = field(default_factory=set)  # not yet passed
-    dropped: dict[int, set[int]] = field(default_factory=dict)  # chunks that can never be stored any more
-    hit: Hit | None = None
-    device_tokens: int | dict[str, int] = 0
-    pins: Pins | None = None
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Load:
     """A load that was prepared. One `complete_load` ends it.
@@ -105,15 +88,6 @@ class Store:
     request_id: Hashable
     plan: StorePlan
     reservations: tuple[Reservation, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class _Chosen:
-    """The new chunks of one checkpoint, parallel to the keys of their reservation."""
-
-    reservation: Reservation
-    group_idxs: list[int]
-    chunk_idxs: list[int]
 
 
 def pool_units(chunking: Chunking, units: Units, host_bytes: int) -> int:
@@ -172,7 +146,8 @@ class Ledger:
         )
         self.counts = LedgerCounts()
         self.pool = ChunkPool(pool_units(chunking, units, host_bytes), units.units_per_chunk, policy)
-        self._requests: dict[Hashable, _Request] = {}
+        self._chooser = StoreChooser(chunking, units, self.pool, self.resume_multiple)
+        self._requests: dict[Hashable, Request] = {}
         self._open: set[Load | Store] = set()
 
     # --- a request ------------------------------------------------------------------------------------
@@ -209,8 +184,8 @@ class Ledger:
             ValueError: neither or both of `token_ids` and `hashes`, an empty prompt, hashes that are not
                 one per whole unit, or an argument of the wrong type or range.
         """
-        request = _Request(self.namespace(salt))
-        self._extend(request, token_ids, hashes, num_tokens)
+        request = Request(self.namespace(salt))
+        request.extend(self.chunking, token_ids, hashes, num_tokens)
         if not request.num_tokens:
             raise ValueError("`token_ids` must hold at least one token, got none")
         present = self._present(request)
@@ -228,7 +203,7 @@ class Ledger:
         shared = junction(self.chunking, request.num_tokens, resident)
         if shared > hit.hit_tokens:
             request.checkpoints.add(shared)
-        self._add_regular_checkpoints(request, hit.hit_tokens)
+        request.add_checkpoints(self.checkpoint_tokens, hit.hit_tokens)
 
         before = self._requests.get(request_id)
         if before is not None:
@@ -265,8 +240,8 @@ class Ledger:
         """
         request = self._request(request_id)
         before = request.num_tokens
-        self._extend(request, token_ids, hashes, num_tokens)
-        self._add_regular_checkpoints(request, before)
+        request.extend(self.chunking, token_ids, hashes, num_tokens)
+        request.add_checkpoints(self.checkpoint_tokens, before)
 
     def finish(self, request_id: Hashable) -> None:
         """Forgets a request and releases what it kept in the pool. Jobs under way go on.
@@ -300,7 +275,7 @@ class Ledger:
         pinned = iter(request.pins.units)
         for g in self.chunking.layout.cached:
             name = self.chunking.layout.groups[g].name
-            units[name] = self._unit_rows([next(pinned) for _ in request.hit.load[name]], g)
+            units[name] = unit_rows(self.units, g, [next(pinned) for _ in request.hit.load[name]])
         plan = plan_load(
             self.chunking,
             request.hit,
@@ -379,15 +354,16 @@ class Ledger:
                 f"got {written}"
             )
         tables = self._checked_tables(block_tables, written, num_blocks)
-        chosen: list[_Chosen] = []
+        chosen: list[Chosen] = []
         for position in sorted(request.checkpoints | ({written} if checkpoint and written else set())):
-            reserved = self._reserve(request, self._fitting(position), tables, written)
+            reserved = self._chooser.reserve(request, position, tables, written)
             if reserved is None:
                 break  # no room: what a later checkpoint wants has none either
             chosen.append(reserved)
             if position <= written:
                 request.checkpoints.discard(position)
-        plan = self._store_plan(chosen, block_tables, num_blocks)
+        self.counts.chunks_dropped = self._chooser.num_dropped
+        plan = self._chooser.plan(chosen, block_tables, num_blocks)
         store = Store(request_id, plan, tuple(part.reservation for part in chosen))
         self._open.add(store)
         return store
@@ -441,7 +417,7 @@ class Ledger:
 
     # --- parts ----------------------------------------------------------------------------------------
 
-    def _request(self, request_id: Hashable) -> _Request:
+    def _request(self, request_id: Hashable) -> Request:
         request = self._requests.get(request_id)
         if request is None:
             raise ValueError(f"`request_id` must be one that was looked up and not finished, got {request_id!r}")
@@ -452,50 +428,12 @@ class Ledger:
             raise ValueError("a job must be one that was prepared here and not completed yet")
         self._open.remove(job)
 
-    def _unpin(self, request: _Request) -> None:
+    def _unpin(self, request: Request) -> None:
         if request.pins is not None:
             self.pool.unpin(request.pins)
         request.pins = request.hit = None
 
-    def _extend(self, request: _Request, token_ids: Any, hashes: Sequence[Any] | None, num_tokens: int | None) -> None:
-        """Adds tokens, or the engine's hashes, and the chunk keys that they complete."""
-        if (token_ids is None) == (hashes is None):
-            raise ValueError("exactly one of `token_ids` and `hashes` must be given")
-        from_engine = hashes is not None
-        if request.num_tokens and from_engine != request.from_engine:
-            raise ValueError("a request must be given either `token_ids` or `hashes` all along, got both in turn")
-        unit = self.chunking.tokens_per_hash
-        if hashes is not None:
-            total = integer(num_tokens, "num_tokens", at_least=request.num_tokens)
-            new = engine_hashes(request.namespace, hashes)
-            if len(request.hashes) + len(new) != total // unit:
-                raise ValueError(
-                    f"`hashes` must hold one hash for each whole unit of {unit} tokens, {total // unit} for {total} "
-                    f"tokens, got {len(request.hashes) + len(new)}"
-                )
-        else:
-            if num_tokens is not None:
-                raise ValueError(f"`num_tokens` must not be given with `token_ids`, got {num_tokens!r}")
-            tokens = token_array(token_ids)
-            total = request.num_tokens + len(tokens)
-            tokens = np.concatenate([request.tail, tokens])
-            previous = request.hashes[-1] if request.hashes else None
-            new = prefix_hashes(request.namespace, tokens, unit, previous=previous)
-            request.tail = tokens[len(new) * unit :]
-        request.num_tokens, request.from_engine = total, from_engine
-        request.hashes += new
-        for g in self.chunking.layout.cached:
-            known = request.keys.setdefault(g, [])
-            known += chunk_keys(self.chunking, g, request.hashes, request.namespace, first_chunk=len(known))
-
-    def _add_regular_checkpoints(self, request: _Request, after: int) -> None:
-        """Adds the multiples of `checkpoint_tokens` past `after`, up to the next one past the last token."""
-        every = self.checkpoint_tokens
-        if every is not None:
-            last = (request.num_tokens // every + 1) * every
-            request.checkpoints.update(range((after // every + 1) * every, last + 1, every))
-
-    def _present(self, request: _Request) -> dict[int, tuple[np.ndarray, np.ndarray]]:
+    def _present(self, request: Request) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """The request's resident chunks: by group, their ascending `chunk_idx` and their slots."""
         present = {}
         for g, keys in request.keys.items():
@@ -516,10 +454,6 @@ class Ledger:
             for g in self.chunking.layout.cached
         )
 
-    def _unit_rows(self, units: list[np.ndarray], group_idx: int) -> np.ndarray:
-        width = self.units.units_per_chunk[group_idx] or 0
-        return np.concatenate(units).reshape(-1, width) if units else np.empty((0, width), np.int32)
-
     def _checked_tables(
         self, block_tables: Mapping[str, Any], written: int, num_blocks: Mapping[str, int] | None
     ) -> dict[int, np.ndarray]:
@@ -536,88 +470,3 @@ class Ledger:
             check_range(group.name, table, (num_blocks or {}).get(group.name))
             tables[g] = table
         return tables
-
-    def _units_for(self, position: int) -> int:
-        chosen = store_set(self.chunking, position, resume_multiple=self.resume_multiple)
-        return sum(
-            len(chosen[self.chunking.layout.groups[g].name]) * (self.units.units_per_chunk[g] or 0)
-            for g in self.chunking.layout.cached
-        )
-
-    def _fitting(self, checkpoint: int) -> int:
-        """The checkpoint itself, or the largest lower position of which the empty pool could hold all."""
-        if self._units_for(checkpoint) <= self.pool.num_units:
-            return checkpoint
-        low, high = 0, checkpoint
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if self._units_for(middle) <= self.pool.num_units else (low, middle)
-        return low
-
-    def _reserve(
-        self, request: _Request, checkpoint: int, tables: Mapping[int, np.ndarray], written: int
-    ) -> _Chosen | None:
-        """Reserves what `checkpoint` wants, is complete, and is not held yet; `None` if there is no room."""
-        held = {g: self.pool.held(request.keys[g]) >= 0 for g in self.chunking.layout.cached}
-        wanted = self._wanted(request, checkpoint, tables, written, held)
-        keys: list[bytes] = []
-        group_idxs: list[int] = []
-        chunk_idxs: list[int] = []
-        chain: dict[int, np.ndarray] = {}
-        for g in self.chunking.layout.cached:
-            chunks = wanted[self.chunking.layout.groups[g].name]
-            held[g][chunks[(chunks + 1) * (self.chunking.tokens_per_chunk[g] or 0) <= written]] = True
-            chain[g] = np.flatnonzero(held[g])
-            keys += [request.keys[g][c] for c in chain[g].tolist()]
-            group_idxs += [g] * len(chain[g])
-            chunk_idxs += chain[g].tolist()
-        by_group = eviction_ranks(self.chunking, chain)
-        ranks = np.concatenate([by_group[g] for g in chain])
-        reservation = self.pool.prepare_store(keys, group_idxs, ranks)
-        if reservation is None:
-            return None
-        new = set(reservation.keys)
-        places = [(g, c) for key, g, c in zip(keys, group_idxs, chunk_idxs, strict=True) if key in new]
-        return _Chosen(reservation, [g for g, _ in places], [c for _, c in places])
-
-    def _wanted(
-        self,
-        request: _Request,
-        checkpoint: int,
-        tables: Mapping[int, np.ndarray],
-        written: int,
-        held: Mapping[int, np.ndarray],
-    ) -> dict[str, np.ndarray]:
-        """The store set of `checkpoint`; the best that can still be had where chunks of it are lost.
-
-        A chunk is lost that is complete, not held and no longer whole: it has a null block. Those that
-        were wanted are counted, once each.
-        """
-        names = self.chunking.layout.names
-        wanted = store_set(self.chunking, checkpoint, resume_multiple=self.resume_multiple)
-        lost = {}
-        spoilt = False
-        for g in self.chunking.layout.cached:
-            chunks = np.arange(written // (self.chunking.tokens_per_chunk[g] or 1))
-            null = (chunk_blocks(self.chunking, g, chunks, tables[g]) == NULL_BLOCK).any(axis=1)
-            lost[names[g]] = chunks[null & ~held[g][: len(chunks)]]
-            dropped = set(np.intersect1d(wanted[names[g]], lost[names[g]]).tolist())
-            known = request.dropped.setdefault(g, set())
-            self.counts.chunks_dropped += len(dropped - known)
-            known |= dropped
-            spoilt = spoilt or bool(dropped)
-        if not spoilt:
-            return wanted
-        return store_set(self.chunking, checkpoint, resume_multiple=self.resume_multiple, missing=lost)
-
-    def _store_plan(
-        self, chosen: Sequence[_Chosen], block_tables: Mapping[str, Any], num_blocks: Mapping[str, int] | None
-    ) -> StorePlan:
-        rows: dict[int, dict[int, np.ndarray]] = {}
-        for part in chosen:
-            for g, c, units in zip(part.group_idxs, part.chunk_idxs, part.reservation.units, strict=True):
-                rows.setdefault(g, {})[c] = units
-        names = self.chunking.layout.names
-        chunks = {names[g]: np.array(sorted(rows[g]), np.int64) for g in sorted(rows)}
-        units = {names[g]: self._unit_rows([rows[g][c] for c in sorted(rows[g])], g) for g in rows}
-        return plan_store(self.chunking, chunks, block_tables, units, num_blocks=num_blocks)

@@ -141,8 +141,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--device-blocks", type=_argument(_per_group), metavar=f"N | {FULL}=N,{LOCAL}=N",
         help="blocks of the small pool; without it, one and a half conversations fit")  # fmt: skip
     add("--host-bytes", type=_argument(lambda v: v if v == ONE_CHUNK else size(v)), default="256MiB", metavar="SIZE",
-        help=f"budget in host memory, such as 64MiB, or '{ONE_CHUNK}' for one chunk of the largest group")  # fmt: skip
-    add("--blocks-per-chunk", type=_argument(lambda v: v if v == "auto" else _per_group(v)), default="auto",
+        help=f"budget in host memory, such as 64MiB, or '{ONE_CHUNK}' for just one of the largest group")  # fmt: skip
+    add("--blocks-per-chunk", type=_argument(lambda v: v if v == "auto" else _per_group(v)), default=2,
         metavar=f"auto | N | {FULL}=N,{LOCAL}=N", help="blocks that are stored together")  # fmt: skip
     add("--text", type=Path, default=SHIPPED_TEXT, metavar="FILE", help="text to talk about")
     add("--seed", type=_count(0), default=0, metavar="N", help="of the random weights")

@@ -17,6 +17,7 @@ def draw(outcome: Outcome, path: Path) -> None:
         OSError: the file cannot be written.
     """
     from matplotlib.figure import Figure  # needed here only
+    from matplotlib.ticker import ScalarFormatter
 
     figure = Figure(figsize=(10, 7), layout="constrained")
     use, times = figure.subplots(2, 1)
@@ -37,6 +38,8 @@ def draw(outcome: Outcome, path: Path) -> None:
     for boundary in range(rounds, len(outcome.served[OFFLOAD].turns), rounds):
         times.axvline(boundary + 0.5, color="#dddddd", linewidth=0.8, zorder=0)
     times.set(xlabel="turn, in the order served", ylabel="time to first token, ms", yscale="log")
+    times.yaxis.set_major_formatter(ScalarFormatter())
+    times.yaxis.set_minor_formatter(ScalarFormatter())
     times.set_title("Time to first token; prompts grow from left to right")
     times.legend(fontsize=8)
     figure.suptitle(f"{outcome.options.preset} geometry, {outcome.options.conversations} conversations")

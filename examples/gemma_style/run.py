@@ -5,10 +5,12 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 import kvjax
+from kvjax.packing import GRANULE_BYTES, cut_into_units, unit_bytes
 
 from .conversations import cut, read_text
 from .engine import Engine, Turn
@@ -18,6 +20,7 @@ from .presets import PRESETS, ModelShape
 from .stepper import Stepper
 
 UNLIMITED, OFFLOAD, RECOMPUTE = MODES = ("unlimited", "offload", "recompute")
+COMPILING = "compiling"
 _SMALL_POOL_CONVERSATIONS = 1.5
 
 
@@ -118,8 +121,7 @@ class Bench:
         )
         self.max_tokens = max(c.max_tokens(options.new_tokens) for c in self.conversations)
         self.chunking = kvjax.resolve_chunking(self.shape.layout(), blocks_per_chunk=options.blocks_per_chunk)
-        largest = max(size for size in self.chunking.chunk_bytes if size is not None)
-        self.host_bytes = largest if options.host_bytes == ONE_CHUNK else int(options.host_bytes)
+        self.host_bytes = self._one_chunk() if options.host_bytes == ONE_CHUNK else int(options.host_bytes)
         self.needed_blocks = self._blocks_of_one()
         self.small_pool = self._small_pool()
         self.stepper = Stepper(self.shape, seed=options.seed, rows=options.rows, max_tokens=self.max_tokens)
@@ -129,6 +131,12 @@ class Bench:
         if mode == UNLIMITED:
             return {group: count * len(self.conversations) for group, count in self.needed_blocks.items()}
         return self.small_pool
+
+    def _one_chunk(self) -> int:
+        """Returns the bytes of one chunk of the largest group, in whole units of the host pool."""
+        unit = unit_bytes(self.chunking, GRANULE_BYTES[jax.default_backend()])
+        per_chunk = cut_into_units(self.chunking, unit).units_per_chunk
+        return max(count for count in per_chunk if count is not None) * unit
 
     def _blocks_of_one(self) -> dict[str, int]:
         """Returns how many blocks of each group the longest conversation may hold at once."""
@@ -170,10 +178,11 @@ def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda _
 
     Args:
         options: what was asked for.
-        on_turn: called with a mode and `None` when its turns begin, and after each turn.
+        on_turn: called with a mode and `None` when its turns begin, and after each turn; first of all, once
+            the options are known to allow a run, with `COMPILING` and `None`.
 
     Raises:
-        ValueError: the options do not allow a run, before any turn is served.
+        ValueError: the options do not allow a run.
     """
     started = time.perf_counter()
     bench = Bench(options)
@@ -186,10 +195,10 @@ def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda _
         host_bytes=bench.host_bytes,
         blocks_per_chunk=options.blocks_per_chunk,
         model=model,
-        show_progress=False,
     ) as offloader:
         no_offload = NoOffload(bench.stepper.attention)
         hooks: dict[str, CacheHook] = {UNLIMITED: no_offload, OFFLOAD: Offload(offloader), RECOMPUTE: no_offload}
+        on_turn(COMPILING, None)
         for engine in engines.values():
             engine.warm_up()  # the offloader compiled its programs when it was made
         for mode in MODES:

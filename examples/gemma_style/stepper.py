@@ -47,9 +47,14 @@ class Stepper:
         return -(-self.max_tokens // self.attention[group].tokens_per_block)
 
     def new_caches(self, num_blocks: Mapping[str, int]) -> Caches:
-        """Returns zeroed caches of so many blocks, by group."""
+        """Returns zeroed caches of so many blocks, by group.
+
+        They are committed to their device, as are those that a load returns: for `jit`, arrays that are not
+        committed are of another kind, and a step called with both would be compiled twice.
+        """
+        device = jax.devices()[0]
         return {
-            leaf.name: jnp.zeros((num_blocks[group.name], *leaf.block_shape), leaf.dtype)
+            leaf.name: jnp.zeros((num_blocks[group.name], *leaf.block_shape), leaf.dtype, device=device)
             for group in self.shape.layout().groups
             for leaf in group.leaves
         }

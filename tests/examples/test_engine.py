@@ -183,3 +183,14 @@ def test_a_pool_notices_a_lost_block_and_a_second_owner():
     assert pool.num_used == 0
     assert sorted([pool.take(), pool.take(), pool.take()]) == [0, 1, 2]
     assert pool.take() is None
+
+
+def test_a_served_turn_compiles_nothing(stepper: Stepper, compilations: list[str]):
+    """A load returns caches of the kind that the step was compiled for."""
+    engine = Engine(stepper, SMALL)
+    with offloader_of(engine) as offloader:
+        engine.warm_up()
+        compilations.clear()
+        turns = serve(engine, Offload(offloader))
+        assert compilations == []
+    assert sum(turn.restored_tokens for turn in turns) > 0

@@ -1,0 +1,85 @@
+"""What the ledger knows of a request: its tokens as keys, its checkpoints, the hit it may still load."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from kvjax._checks import integer
+from kvjax.chunking import Chunking
+from kvjax.coverage import Hit
+from kvjax.keys import chunk_keys, engine_hashes, prefix_hashes, token_array
+from kvjax.pool import Pins
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A request that was looked up and not finished.
+
+    Args:
+        namespace: under which its chunks are keyed.
+        num_tokens: accepted tokens.
+        hashes: one for each whole hash unit.
+        from_engine: whether the engine handed in the hashes.
+        tail: the tokens of the unfinished hash unit.
+        keys: keys of the complete chunks, by `group_idx`.
+        checkpoints: positions to store for that were not passed yet.
+        dropped: chunks that were wanted and lost a block before they could be stored, by `group_idx`.
+        hit: of the last lookup, until it is loaded.
+        device_tokens: of the last lookup.
+        pins: what a load of the hit would read.
+    """
+
+    namespace: bytes
+    num_tokens: int = 0
+    hashes: list[bytes] = field(default_factory=list)
+    from_engine: bool = False
+    tail: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
+    keys: dict[int, list[bytes]] = field(default_factory=dict)
+    checkpoints: set[int] = field(default_factory=set)
+    dropped: dict[int, set[int]] = field(default_factory=dict)
+    hit: Hit | None = None
+    device_tokens: int | dict[str, int] = 0
+    pins: Pins | None = None
+
+    def extend(self, chunking: Chunking, token_ids: Any, hashes: Sequence[Any] | None, num_tokens: int | None) -> None:
+        """Adds tokens, or the engine's hashes, and the chunk keys that they complete.
+
+        Raises:
+            ValueError: see `Ledger.lookup`. Then nothing changed.
+        """
+        if (token_ids is None) == (hashes is None):
+            raise ValueError("exactly one of `token_ids` and `hashes` must be given")
+        from_engine = hashes is not None
+        if self.num_tokens and from_engine != self.from_engine:
+            raise ValueError("a request must be given either `token_ids` or `hashes` all along, got both in turn")
+        unit = chunking.tokens_per_hash
+        if hashes is not None:
+            total = integer(num_tokens, "num_tokens", at_least=self.num_tokens)
+            new = engine_hashes(self.namespace, hashes)
+            if len(self.hashes) + len(new) != total // unit:
+                raise ValueError(
+                    f"`hashes` must hold one hash for each whole unit of {unit} tokens, {total // unit} for {total} "
+                    f"tokens, got {len(self.hashes) + len(new)}"
+                )
+        else:
+            if num_tokens is not None:
+                raise ValueError(f"`num_tokens` must not be given with `token_ids`, got {num_tokens!r}")
+            tokens = token_array(token_ids)
+            total = self.num_tokens + len(tokens)
+            tokens = np.concatenate([self.tail, tokens])
+            previous = self.hashes[-1] if self.hashes else None
+            new = prefix_hashes(self.namespace, tokens, unit, previous=previous)
+            self.tail = tokens[len(new) * unit :]
+        self.num_tokens, self.from_engine = total, from_engine
+        self.hashes += new
+        for g in chunking.layout.cached:
+            known = self.keys.setdefault(g, [])
+            known += chunk_keys(chunking, g, self.hashes, self.namespace, first_chunk=len(known))
+
+    def add_checkpoints(self, every: int | None, after: int) -> None:
+        """Adds the multiples of `every` past `after`, up to the next one past the last token."""
+        if every is not None:
+            last = (self.num_tokens // every + 1) * every
+            self.checkpoints.update(range((after // every + 1) * every, last + 1, every))

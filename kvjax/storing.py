@@ -1,0 +1,132 @@
+"""Which chunks of a request are stored for a checkpoint."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from kvjax.chunking import Chunking
+from kvjax.coverage import store_set
+from kvjax.packing import Units, unit_rows
+from kvjax.plan import NULL_BLOCK, StorePlan, chunk_blocks, plan_store
+from kvjax.pool import ChunkPool, Reservation
+from kvjax.requests import Request
+from kvjax.retention import eviction_ranks
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Chosen:
+    """The new chunks of one checkpoint, parallel to the keys of their reservation."""
+
+    reservation: Reservation
+    group_idxs: list[int]
+    chunk_idxs: list[int]
+
+
+class StoreChooser:
+    """Chooses and reserves the chunks that checkpoints want.
+
+    Args:
+        chunking: the layout and its chunks.
+        units: how chunks are cut into units of the pool.
+        pool: where they are reserved.
+        resume_multiple: see `store_set`.
+    """
+
+    def __init__(self, chunking: Chunking, units: Units, pool: ChunkPool, resume_multiple: int):
+        self._chunking = chunking
+        self._units = units
+        self._pool = pool
+        self._resume_multiple = resume_multiple
+        self.num_dropped = 0
+
+    def reserve(
+        self, request: Request, checkpoint: int, tables: Mapping[int, np.ndarray], written: int
+    ) -> Chosen | None:
+        """Reserves what `checkpoint` wants, is complete, and is not held yet; `None` if there is no room."""
+        held = {g: self._pool.held(request.keys[g]) >= 0 for g in self._chunking.layout.cached}
+        wanted = self._wanted(request, self._fitting(checkpoint), tables, written, held)
+        keys: list[bytes] = []
+        group_idxs: list[int] = []
+        chunk_idxs: list[int] = []
+        chain: dict[int, np.ndarray] = {}
+        for g in self._chunking.layout.cached:
+            chunks = wanted[self._chunking.layout.groups[g].name]
+            held[g][chunks[(chunks + 1) * (self._chunking.tokens_per_chunk[g] or 0) <= written]] = True
+            chain[g] = np.flatnonzero(held[g])
+            keys += [request.keys[g][c] for c in chain[g].tolist()]
+            group_idxs += [g] * len(chain[g])
+            chunk_idxs += chain[g].tolist()
+        by_group = eviction_ranks(self._chunking, chain)
+        ranks = np.concatenate([by_group[g] for g in chain])
+        reservation = self._pool.prepare_store(keys, group_idxs, ranks)
+        if reservation is None:
+            return None
+        new = set(reservation.keys)
+        places = [(g, c) for key, g, c in zip(keys, group_idxs, chunk_idxs, strict=True) if key in new]
+        return Chosen(reservation, [g for g, _ in places], [c for _, c in places])
+
+    def plan(
+        self, chosen: Sequence[Chosen], block_tables: Mapping[str, Any], num_blocks: Mapping[str, int] | None
+    ) -> StorePlan:
+        """Returns the moves that store what was reserved.
+
+        Raises:
+            ValueError: see `plan_store`.
+        """
+        rows: dict[int, dict[int, np.ndarray]] = {}
+        for part in chosen:
+            for g, c, units in zip(part.group_idxs, part.chunk_idxs, part.reservation.units, strict=True):
+                rows.setdefault(g, {})[c] = units
+        names = self._chunking.layout.names
+        chunks = {names[g]: np.array(sorted(rows[g]), np.int64) for g in sorted(rows)}
+        units = {names[g]: unit_rows(self._units, g, [rows[g][c] for c in sorted(rows[g])]) for g in rows}
+        return plan_store(self._chunking, chunks, block_tables, units, num_blocks=num_blocks)
+
+    def _fitting(self, checkpoint: int) -> int:
+        """The checkpoint itself, or the largest lower position of which the empty pool could hold all."""
+        if self._units_for(checkpoint) <= self._pool.num_units:
+            return checkpoint
+        low, high = 0, checkpoint
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._units_for(middle) <= self._pool.num_units else (low, middle)
+        return low
+
+    def _units_for(self, position: int) -> int:
+        chosen = store_set(self._chunking, position, resume_multiple=self._resume_multiple)
+        return sum(
+            len(chosen[self._chunking.layout.groups[g].name]) * (self._units.units_per_chunk[g] or 0)
+            for g in self._chunking.layout.cached
+        )
+
+    def _wanted(
+        self,
+        request: Request,
+        checkpoint: int,
+        tables: Mapping[int, np.ndarray],
+        written: int,
+        held: Mapping[int, np.ndarray],
+    ) -> dict[str, np.ndarray]:
+        """The store set of `checkpoint`; the best that can still be had where chunks of it are lost.
+
+        A chunk is lost that is complete, not held and no longer whole: it has a null block. Those that
+        were wanted are counted, once each.
+        """
+        names = self._chunking.layout.names
+        wanted = store_set(self._chunking, checkpoint, resume_multiple=self._resume_multiple)
+        lost = {}
+        spoilt = False
+        for g in self._chunking.layout.cached:
+            chunks = np.arange(written // (self._chunking.tokens_per_chunk[g] or 1))
+            null = (chunk_blocks(self._chunking, g, chunks, tables[g]) == NULL_BLOCK).any(axis=1)
+            lost[names[g]] = chunks[null & ~held[g][: len(chunks)]]
+            dropped = set(np.intersect1d(wanted[names[g]], lost[names[g]]).tolist())
+            known = request.dropped.setdefault(g, set())
+            self.num_dropped += len(dropped - known)
+            known |= dropped
+            spoilt = spoilt or bool(dropped)
+        if not spoilt:
+            return wanted
+        return store_set(self._chunking, checkpoint, resume_multiple=self._resume_multiple, missing=lost)
