@@ -1,0 +1,19 @@
+import doctest
+import importlib
+
+import pytest
+
+MODULES = ("chunking", "coverage", "groups", "keys", "packing", "plan", "retention")
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_the_examples_in_docstrings_are_true(name):
+    assert (
+        doctest.testmod(importlib.import_module(f"kvjax.{name}"), optionflags=doctest.NORMALIZE_WHITESPACE).failed == 0
+    )
+
+
+def test_there_are_examples():
+    finder = doctest.DocTestFinder()
+    modules = [importlib.import_module(f"kvjax.{name}") for name in MODULES]
+    assert sum(len(found.examples) for module in modules for found in finder.find(module)) >= 4
