@@ -355,13 +355,18 @@ class Ledger:
             )
         tables = self._checked_tables(block_tables, written, num_blocks)
         chosen: list[Chosen] = []
-        for position in sorted(request.checkpoints | ({written} if checkpoint and written else set())):
-            reserved = self._chooser.reserve(request, position, tables, written)
-            if reserved is None:
-                break  # no room: what a later checkpoint wants has none either
-            chosen.append(reserved)
-            if position <= written:
-                request.checkpoints.discard(position)
+        if checkpoint and written:
+            request.checkpoints.add(written)
+        if checkpoint or self._completes_a_chunk(request.stored_at, written):
+            for position in sorted(request.checkpoints):
+                reserved = self._chooser.reserve(request, position, tables, written)
+                if reserved is None:
+                    break  # no room: what a later checkpoint wants has none either
+                chosen.append(reserved)
+                if position <= written:
+                    request.checkpoints.discard(position)
+            else:
+                request.stored_at = written
         self.counts.chunks_dropped = self._chooser.num_dropped
         plan = self._chooser.plan(chosen, block_tables, num_blocks)
         store = Store(request_id, plan, tuple(part.reservation for part in chosen))
@@ -453,6 +458,10 @@ class Ledger:
             len(hit.load[self.chunking.layout.groups[g].name]) * (self.chunking.chunk_bytes[g] or 0)
             for g in self.chunking.layout.cached
         )
+
+    def _completes_a_chunk(self, before: int, written: int) -> bool:
+        """Whether any group has more complete chunks at `written` than at `before`."""
+        return any(written // tokens > before // tokens for tokens in self.chunking.tokens_per_chunk if tokens)
 
     def _checked_tables(
         self, block_tables: Mapping[str, Any], written: int, num_blocks: Mapping[str, int] | None

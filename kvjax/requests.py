@@ -25,6 +25,7 @@ class Request:
         tail: the tokens of the unfinished hash unit.
         keys: keys of the complete chunks, by `group_idx`.
         checkpoints: positions to store for that were not passed yet.
+        stored_at: position up to which all that was wanted is taken care of.
         dropped: chunks that were wanted and lost a block before they could be stored, by `group_idx`.
         hit: of the last lookup, until it is loaded.
         device_tokens: of the last lookup.
@@ -38,6 +39,7 @@ class Request:
     tail: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     keys: dict[int, list[bytes]] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)
+    stored_at: int = 0
     dropped: dict[int, set[int]] = field(default_factory=dict)
     hit: Hit | None = None
     device_tokens: int | dict[str, int] = 0
