@@ -74,7 +74,8 @@ def _with_progress(options: Options) -> Outcome:
     try:
         return run(options, on_turn)
     finally:
-        progress.stop()
+        if progress.live.is_started:
+            progress.stop()
 
 
 if __name__ == "__main__":

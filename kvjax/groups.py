@@ -6,7 +6,7 @@ block. Nothing here knows what resuming needs (see `kvjax.coverage`) or how bloc
 """
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any
@@ -94,7 +94,8 @@ class LeafSpec:
     Args:
         name: names the array. Groups that list the same name share the array.
         block_shape: global shape of one block. The array is `(num_blocks, *block_shape)`.
-        dtype: element type, anything `numpy.dtype` or `ml_dtypes` knows.
+        dtype: element type, anything `numpy.dtype` or `ml_dtypes` knows, by name or as a type; kept as a
+            `numpy.dtype`.
         layers: `None`, or the number of layers stacked in front: the array is then
             `(layers, num_blocks, *block_shape)` and a block of the group takes one row of each layer.
 
@@ -103,8 +104,8 @@ class LeafSpec:
     """
 
     name: str
-    block_shape: tuple[int, ...]
-    dtype: np.dtype
+    block_shape: Sequence[int]
+    dtype: Any
     layers: int | None = None
 
     def __post_init__(self):
@@ -156,7 +157,7 @@ class GroupSpec:
     name: str
     kind: Kind
     tokens_per_block: int
-    leaves: tuple[LeafSpec, ...] = ()
+    leaves: Sequence[LeafSpec] = ()
     block_bytes: int = field(default=None)  # pyright: ignore[reportAssignmentType]  # filled from `leaves`
     num_layers: int = 1
     lookahead_tokens: int = 0
@@ -229,7 +230,7 @@ class CacheLayout:
             or dtypes, or a `tokens_per_hash` that is not a positive int.
     """
 
-    groups: tuple[GroupSpec, ...]
+    groups: Sequence[GroupSpec]
     tokens_per_hash: int | None = None
 
     def __post_init__(self):

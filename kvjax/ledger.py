@@ -16,6 +16,7 @@ from kvjax.chunking import Chunking
 from kvjax.coverage import Hit, longest_hit
 from kvjax.keys import (
     NAMESPACE_BYTES,
+    key_group,
     key_namespace,
     namespace_of,
 )
@@ -91,21 +92,21 @@ class Store:
 
 
 def pool_units(chunking: Chunking, units: Units, host_bytes: int) -> int:
-    """Returns how many units a budget holds.
+    """Returns how many units a budget holds. Where chunks are padded, that may be too few for one of the
+    largest group, whose chunks are then never stored.
 
     Raises:
         ValueError: `host_bytes` is not a positive int, or is below one chunk of the largest group.
     """
     budget = integer(host_bytes, "host_bytes", at_least=1)
-    num_units = budget // units.unit_bytes
-    largest = max(chunking.layout.cached, key=lambda g: units.units_per_chunk[g] or 0)
-    least = units.units_per_chunk[largest] or 0
-    if num_units < least:
+    largest = max(chunking.layout.cached, key=lambda g: chunking.chunk_bytes[g] or 0)
+    least = max(chunking.chunk_bytes[largest] or 0, units.unit_bytes)
+    if budget < least:
         raise ValueError(
             f"`host_bytes` must hold at least one chunk of the largest group, "
-            f"{chunking.layout.groups[largest].name!r}: {least * units.unit_bytes} bytes, got {budget}"
+            f"{chunking.layout.groups[largest].name!r}: {least} bytes, got {budget}"
         )
-    return num_units
+    return budget // units.unit_bytes
 
 
 class Ledger:
@@ -382,11 +383,9 @@ class Ledger:
         self._close(store)
         for reservation in store.reservations:
             published = self.pool.complete_store(reservation, ok=ok)
-            self.counts.chunks_stored += published
-        if ok:
-            self.counts.bytes_stored += store.plan.num_bytes
-        else:
-            self.counts.stores_failed += 1
+            self.counts.chunks_stored += len(published)
+            self.counts.bytes_stored += sum(self.chunking.chunk_bytes[key_group(key)] or 0 for key in published)
+        self.counts.stores_failed += not ok
 
     # --- all of it ------------------------------------------------------------------------------------
 

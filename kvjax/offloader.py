@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, overload
 
 import jax
 
@@ -107,6 +107,8 @@ class Offloader:
         layout: the groups, with their leaves.
         caches: the device caches by leaf name, `(num_blocks, *block_shape)` each, or
             `(layers, num_blocks, *block_shape)` for stacked leaves. Only their shapes and places are kept.
+            `load` returns arrays committed to their device; make yours so from the start (by
+            `jnp.zeros(..., device=device)`, say), or a step jitted for uncommitted ones compiles again.
         host_bytes: budget of the host pool, a hard limit.
         blocks_per_chunk: see `resolve_chunking`.
         block_size: see `resolve_chunking`.
@@ -298,6 +300,12 @@ class Offloader:
         self._see_ended()
         told, self._ended = self._ended, []
         return told
+
+    @overload
+    def wait(self, job: Job) -> JobResult: ...
+
+    @overload
+    def wait(self, job: None = None) -> list[JobResult]: ...
 
     def wait(self, job: Job | None = None) -> JobResult | list[JobResult]:
         """Waits for a job, or for all of them.

@@ -215,6 +215,34 @@ class TestJobs:
             engine.drop("b")
 
 
+class TestPaddedUnits:
+    LAYOUT = kvjax.CacheLayout(
+        [
+            kvjax.GroupSpec("a", kvjax.FullAttention(), 4, [kvjax.LeafSpec("a", (4, 4096), "float32")]),
+            kvjax.GroupSpec("b", kvjax.SlidingWindow(8), 4, [kvjax.LeafSpec("b", (4, 10240), "float32")]),
+        ]
+    )
+
+    def test_a_budget_of_exactly_one_chunk_is_enough_where_units_pad_chunks(self):
+        """Chunks of 64 and 160 KiB get units of 55,700 bytes: a chunk of 163,840 bytes takes three."""
+        engine = ToyEngine(self.LAYOUT, 12, host_bytes=163840)
+        assert engine.offloader.ledger.units.padding_bytes[1] == 3 * 55700 - 163840
+        for _ in range(2):
+            assert engine.start("a", list(range(20))) == 0
+            engine.compute("a", 20, step=8)
+            engine.stop("a")
+        engine.offloader.check_integrity()
+        engine.offloader.close()
+
+    def test_padded_chunks_come_back(self):
+        engine = ToyEngine(self.LAYOUT, 12, host_bytes=8 * MIB)
+        engine.start("a", list(range(20)))
+        engine.compute("a", 20, step=8)
+        engine.stop("a")
+        assert engine.start("b", list(range(21))) == 20
+        engine.offloader.close()
+
+
 class TestRefusals:
     @pytest.fixture
     def small(self):
@@ -301,6 +329,7 @@ class TestRefusals:
             ValueError, match=r"`host_bytes` must hold at least one chunk of the largest group, .* got 255"
         ):
             kvjax.Offloader(layouts.GEMMA, caches, host_bytes=255)
+        kvjax.Offloader(layouts.GEMMA, caches, host_bytes=256).close()
         with pytest.raises(ValueError, match=r"`staging_bytes` must hold at least one chunk of the largest group"):
             kvjax.Offloader(layouts.GEMMA, caches, host_bytes=MIB, staging_bytes=255)
 

@@ -100,8 +100,8 @@ def _argument(read: Callable[[str], Any]) -> Callable[[str], Any]:
 
 def _count(at_least: int) -> Callable[[str], int]:
     def count(value: str) -> int:
-        if not re.fullmatch(r"[+-]?[0-9]+", value) or int(value) < at_least:
-            raise ValueError(f"must be a whole number of at least {at_least}, got {value!r}")
+        if not re.fullmatch(r"[+-]?[0-9]+", value) or not at_least <= int(value) < 2**31:
+            raise ValueError(f"must be a whole number from {at_least} to {2**31 - 1}, got {value!r}")
         return int(value)
 
     return _argument(count)

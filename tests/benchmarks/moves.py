@@ -40,7 +40,7 @@ def memcpy_seconds(num_bytes: int) -> float:
 
 def measure(dtype: str, block_bytes: int, num_bytes: int) -> dict[str, Any]:
     leaves = 4
-    element = kvjax.LeafSpec("x", (1,), dtype).dtype.itemsize  # pyright: ignore[reportArgumentType]
+    element = kvjax.LeafSpec("x", (1,), dtype).dtype.itemsize
     shape = (16, block_bytes // leaves // 16 // element)
     layout = kvjax.CacheLayout(
         [
@@ -48,7 +48,7 @@ def measure(dtype: str, block_bytes: int, num_bytes: int) -> dict[str, Any]:
                 "full",
                 kvjax.FullAttention(),
                 16,
-                tuple(kvjax.LeafSpec(f"l{n}", shape, dtype) for n in range(leaves)),  # pyright: ignore[reportArgumentType]
+                tuple(kvjax.LeafSpec(f"l{n}", shape, dtype) for n in range(leaves)),
             )
         ]
     )

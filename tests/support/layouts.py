@@ -6,7 +6,7 @@ from kvjax import CacheLayout, ChunkedLocal, FullAttention, GroupSpec, LeafSpec,
 
 
 def kv(prefix: str, tokens: int, *shape: int, dtype: object = np.float32) -> tuple[LeafSpec, LeafSpec]:
-    return LeafSpec(f"{prefix}.k", (tokens, *shape), dtype), LeafSpec(f"{prefix}.v", (tokens, *shape), dtype)  # pyright: ignore
+    return LeafSpec(f"{prefix}.k", (tokens, *shape), dtype), LeafSpec(f"{prefix}.v", (tokens, *shape), dtype)
 
 
 GEMMA = CacheLayout(
@@ -26,27 +26,27 @@ HYBRID = CacheLayout(
             "state",
             Recurrent(),
             8,
-            (LeafSpec("ssm", (3, 5), np.float32), LeafSpec("conv", (7,), "float8_e4m3fn")),  # pyright: ignore
+            (LeafSpec("ssm", (3, 5), np.float32), LeafSpec("conv", (7,), "float8_e4m3fn")),
         ),
     ]
 )
 
 LLAMA4 = CacheLayout(
     [
-        GroupSpec("nope", FullAttention(), 4, (LeafSpec("nope.kv", (4, 2, 3), np.float16, layers=2),)),  # pyright: ignore
-        GroupSpec("chunked", ChunkedLocal(12), 4, (LeafSpec("chunked.kv", (4, 6), np.int8, layers=3),)),  # pyright: ignore
+        GroupSpec("nope", FullAttention(), 4, (LeafSpec("nope.kv", (4, 2, 3), np.float16, layers=2),)),
+        GroupSpec("chunked", ChunkedLocal(12), 4, (LeafSpec("chunked.kv", (4, 6), np.int8, layers=3),)),
     ]
 )
 
 EVERYTHING = CacheLayout(
     [
-        GroupSpec("mla", FullAttention(), 8, (LeafSpec("latent", (8, 9), "bfloat16"),), lookahead_tokens=3),  # pyright: ignore
-        GroupSpec("local", SlidingWindow(7), 4, (LeafSpec("shared", (4, 3), np.uint8),)),  # pyright: ignore
+        GroupSpec("mla", FullAttention(), 8, (LeafSpec("latent", (8, 9), "bfloat16"),), lookahead_tokens=3),
+        GroupSpec("local", SlidingWindow(7), 4, (LeafSpec("shared", (4, 3), np.uint8),)),
         GroupSpec(
             "state8", SlidingWindow(8), 4, (LeafSpec("shared", (4, 3), np.uint8), LeafSpec("own", (4, 1), np.uint32))
-        ),  # pyright: ignore
-        GroupSpec("chunked", ChunkedLocal(16), 8, (LeafSpec("chunked", (8, 2), "float8_e5m2", layers=2),)),  # pyright: ignore
-        GroupSpec("mamba", Recurrent(), 4, (LeafSpec("mamba", (6,), np.float32),)),  # pyright: ignore
+        ),
+        GroupSpec("chunked", ChunkedLocal(16), 8, (LeafSpec("chunked", (8, 2), "float8_e5m2", layers=2),)),
+        GroupSpec("mamba", Recurrent(), 4, (LeafSpec("mamba", (6,), np.float32),)),
     ]
 )
 
