@@ -9,7 +9,7 @@ the logits of the first two bit for bit.
 Run it from a checkout, with the extra `examples` installed (`plot` as well for `--plot`):
 
     python examples/gemma_decode.py
-    python examples/gemma_decode.py --preset gemma-4-12B --turns 3
+    python examples/gemma_decode.py --preset gemma-4-12B
     python examples/gemma_decode.py --cache-dtype bfloat16 --host-bytes 8MiB --plot run.png
     python examples/gemma_decode.py --host-bytes chunk --json
 

@@ -124,7 +124,26 @@ def visible_tokens(positions: jax.Array, read_starts: jax.Array, attention: Atte
 
 
 def _write(cache: jax.Array, rows: jax.Array, places: Places) -> jax.Array:
-    return cache.at[places.write_blocks, places.write_offsets].set(rows.astype(cache.dtype), mode="drop")
+    """Writes each row's token into its block; a row whose block is out of range is not written.
+
+    One token at a time, seen as integers if it is bfloat16: on some versions of XLA:CPU a scatter of
+    bfloat16 converts the whole cache.
+    """
+    rows = rows.astype(cache.dtype)
+    word = jnp.uint16 if cache.dtype.itemsize == 2 else jnp.uint32
+
+    def write_row(i: jax.Array, cache: jax.Array) -> jax.Array:
+        def write(cache: jax.Array) -> jax.Array:
+            words = jax.lax.bitcast_convert_type(cache, word)
+            token = jax.lax.bitcast_convert_type(rows[i], word)
+            words = jax.lax.dynamic_update_slice(
+                words, token[None, None], (places.write_blocks[i], places.write_offsets[i], 0, 0)
+            )
+            return jax.lax.bitcast_convert_type(words, cache.dtype)
+
+        return jax.lax.cond(places.write_blocks[i] < cache.shape[0], write, lambda cache: cache, cache)
+
+    return jax.lax.fori_loop(0, rows.shape[0], write_row, cache)
 
 
 def _read(cache: jax.Array, places: Places, visible: jax.Array) -> jax.Array:

@@ -53,7 +53,10 @@ def parse(arguments: Sequence[str]) -> Options:
         ValueError: one of them is not valid; the text is a sentence for the user.
         SystemExit: help was asked for.
     """
-    options = Options(**vars(_parser().parse_args(arguments)))
+    given = vars(_parser().parse_args(arguments))
+    if given["turns"] is None:
+        given["turns"] = PRESETS[given["preset"]].turns
+    options = Options(**given)
     pattern = PRESETS[options.preset].pattern
     if options.layers < pattern:
         raise ValueError(f"argument --layers: must be at least {pattern}, one full layer, got {options.layers}")
@@ -133,7 +136,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--cache-dtype", choices=["float32", "bfloat16"], default="float32", help="element type of the caches")
     add("--rows", type=_count(1), default=16, metavar="N", help="tokens in one step")
     add("--conversations", type=_count(1), default=4, metavar="N", help="conversations, served in turn")
-    add("--turns", type=_count(1), default=6, metavar="N", help="turns of each conversation")
+    add("--turns", type=_count(1), metavar="N", help="turns of each conversation; by default 6, or 3 for wide presets")
     add("--opening-tokens", type=_count(0), default=96, metavar="N", help="text that all conversations begin with")
     add("--first-tokens", type=_count(1), default=512, metavar="N", help="about so many tokens of text in a first turn")
     add("--turn-tokens", type=_count(1), default=96, metavar="N", help="about so many in each further turn")

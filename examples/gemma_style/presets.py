@@ -50,12 +50,14 @@ class Preset:
         local: the sliding-window layers.
         full: the full-attention layers, every `pattern`-th one.
         pattern: layers from one full layer to the next.
+        turns: of each conversation, unless the user says how many; fewer where a token costs more.
     """
 
     query_heads: int
     local: Attention
     full: Attention
     pattern: int = 6
+    turns: int = 3
 
     def attention(self, group: str) -> Attention:
         """Returns the kind of attention of a group's layers."""
@@ -67,6 +69,7 @@ PRESETS = {
         query_heads=4,
         local=Attention(kv_heads=1, head_dim=256, tokens_per_block=16, rope_base=1e4, window_tokens=512),
         full=Attention(kv_heads=1, head_dim=256, tokens_per_block=16, rope_base=1e6),
+        turns=6,
     ),
     "gemma-3-4b": Preset(
         query_heads=8,
