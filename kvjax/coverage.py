@@ -262,6 +262,14 @@ def next_cut(chunking: Chunking, position: int, checkpoints: Any, *, resume_mult
     return ordered[-1]
 
 
+def first_tokens(chunking: Chunking, group_idx: int, chunks: np.ndarray) -> np.ndarray:
+    """Returns the first token that each chunk holds: of a recurrent chunk the last one it covers, whose state it is."""
+    tokens = chunk_tokens_of(chunking, group_idx)
+    if isinstance(chunking.layout.groups[group_idx].kind, Recurrent):
+        return (chunks + 1) * tokens - 1
+    return chunks * tokens
+
+
 def chunks_needed(chunking: Chunking, group_idx: int, position: int) -> np.ndarray:
     """Returns the ascending `chunk_idx` of a group that hold a token of `needed(position)`."""
     start, stop = needed(chunking.layout.groups[group_idx].kind, position)

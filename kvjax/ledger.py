@@ -25,7 +25,7 @@ from kvjax.plan import LoadPlan, StorePlan, block_table, check_range, plan_load
 from kvjax.pool import ChunkPool, Pins, Policy, Reservation
 from kvjax.requests import Request
 from kvjax.retention import eviction_ranks, junction
-from kvjax.storing import Chosen, StoreChooser
+from kvjax.storing import Chosen, StoreChooser, sound_from
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -199,6 +199,8 @@ class Ledger:
         )
         request.hit = hit
         request.device_tokens = dict(device_tokens) if isinstance(device_tokens, Mapping) else int(device_tokens)
+        held = self._device_prefixes(request)
+        request.sound_from = sound_from(self.chunking, [hit.hit_tokens, min(held)])
         resident = {g: chunks for g, (chunks, _) in present.items()}
         request.checkpoints = {request.num_tokens}
         shared = junction(self.chunking, request.num_tokens, resident)
@@ -217,8 +219,7 @@ class Ledger:
         self.counts.lookups += 1
         self.counts.lookup_tokens += request.num_tokens
         self.counts.hit_tokens += hit.hit_tokens
-        held = max(device_tokens.values(), default=0) if isinstance(device_tokens, Mapping) else device_tokens
-        return Lookup(hit.hit_tokens, int(held), hit.load, self._load_bytes(hit), hit.limited_by)
+        return Lookup(hit.hit_tokens, max(held), hit.load, self._load_bytes(hit), hit.limited_by)
 
     def extend(
         self,
@@ -285,13 +286,7 @@ class Ledger:
             device_tokens=request.device_tokens,
             num_blocks=num_blocks,
         )
-        held = request.device_tokens
-        common = (
-            min(held.get(self.chunking.layout.groups[g].name, 0) for g in self.chunking.layout.cached)
-            if isinstance(held, dict)
-            else held
-        )
-        load = Load(request_id, plan, request.pins, request.hit.hit_tokens, common)
+        load = Load(request_id, plan, request.pins, request.hit.hit_tokens, min(self._device_prefixes(request)))
         request.pins = request.hit = None
         self._open.add(load)
         return load
@@ -436,6 +431,13 @@ class Ledger:
         if request.pins is not None:
             self.pool.unpin(request.pins)
         request.pins = request.hit = None
+
+    def _device_prefixes(self, request: Request) -> list[int]:
+        """What the device held of each cached group at the last lookup. The request resumes at the hit, or, if
+        nothing is loaded, at the smallest of them."""
+        held = request.device_tokens
+        names = [self.chunking.layout.groups[g].name for g in self.chunking.layout.cached]
+        return [held.get(name, 0) if isinstance(held, dict) else held for name in names]
 
     def _present(self, request: Request) -> dict[int, tuple[np.ndarray, np.ndarray]]:
         """The request's resident chunks: by group, their ascending `chunk_idx` and their slots."""

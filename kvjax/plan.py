@@ -90,13 +90,14 @@ def plan_store(
         num_blocks: blocks of the device cache, by group name, where known; ids are checked against it.
 
     Raises:
-        ValueError: a group unknown or scratch, a table missing, too short, or with a null block or an id
-            out of range where a chunk lies, or `unit_ids` of another shape than the chunks ask for.
+        ValueError: a group unknown or scratch, a chunk given twice or negative, a table missing, too short,
+            or with a null block or an id out of range where a chunk lies, or `unit_ids` missing or without a
+            row for each chunk, or a unit that would be written twice.
     """
     moves = []
     for name, listed in chunks.items():
         g = chunking.layout.index(name, "chunks")
-        chosen = np.asarray(listed, np.int64)
+        chosen = _distinct_chunks(name, listed)
         blocks = chunk_blocks(chunking, g, chosen, block_table(chunking, g, block_tables))
         if (blocks == NULL_BLOCK).any():
             raise ValueError(
@@ -104,7 +105,8 @@ def plan_store(
                 f"in chunk {chosen[(blocks == NULL_BLOCK).any(axis=1)][0]}"
             )
         check_range(name, blocks, (num_blocks or {}).get(name))
-        moves.append(_group_moves(g, chosen, blocks, unit_ids[name], name))
+        moves.append(_group_moves(g, chosen, blocks, unit_ids, name))
+    _check_units_written_once(moves)
     return StorePlan(_in_order(moves), _num_bytes(chunking, moves))
 
 
@@ -131,7 +133,8 @@ def plan_load(
 
     Raises:
         ValueError: a table missing, too short, or with the null block or an id out of range where a block
-            must be written; a block that would be written twice; `unit_ids` of another shape.
+            must be written; a block that would be written twice; `unit_ids` missing or without a row for
+            each chunk.
     """
     moves = []
     written: dict[str, dict[int, str]] = {}
@@ -146,7 +149,7 @@ def plan_load(
         blocks = chunk_blocks(chunking, g, chunks, table, needed=wanted)
         blocks = np.where(wanted, blocks, NULL_BLOCK)
         _check_destinations(chunking, g, blocks, wanted, written, (num_blocks or {}).get(group.name))
-        moves.append(_group_moves(g, chunks, blocks, unit_ids[group.name], group.name))
+        moves.append(_group_moves(g, chunks, blocks, unit_ids, group.name))
     return LoadPlan(tuple(moves), _num_bytes(chunking, moves))
 
 
@@ -205,6 +208,27 @@ def chunk_blocks(
     return np.where(places < len(table), np.append(table, NULL_BLOCK)[np.minimum(places, len(table))], NULL_BLOCK)
 
 
+def _distinct_chunks(name: str, listed: Any) -> np.ndarray:
+    chunks = np.asarray(listed)
+    if chunks.ndim != 1 or (chunks.size and chunks.dtype.kind not in "iu"):
+        raise ValueError(
+            f"`chunks` of group {name!r} must be a 1-d sequence of chunk indices, "
+            f"got a {chunks.ndim}-d one of {chunks.dtype.name}"
+        )
+    distinct, counts = np.unique(chunks, return_counts=True)
+    if len(distinct) and (distinct[0] < 0 or counts.max() > 1):
+        wrong = distinct[0] if distinct[0] < 0 else f"{distinct[counts.argmax()]} twice"
+        raise ValueError(f"`chunks` of group {name!r} must be distinct non-negative chunk indices, got {wrong}")
+    return chunks.astype(np.int64)
+
+
+def _check_units_written_once(moves: list[GroupMoves]) -> None:
+    units = [move.unit_ids[: move.num_chunks].ravel() for move in moves]
+    distinct, counts = np.unique(np.concatenate([np.empty(0, np.int32), *units]), return_counts=True)
+    if (counts > 1).any():
+        raise ValueError(f"`unit_ids` must name each unit of a store once, got unit {distinct[counts.argmax()]} twice")
+
+
 def _check_destinations(
     chunking: Chunking,
     group_idx: int,
@@ -252,12 +276,19 @@ def _shared_leaves(chunking: Chunking, group_idx: int) -> set[str]:
     return others & {leaf.name for leaf in layout.groups[group_idx].leaves}
 
 
-def _group_moves(group_idx: int, chunks: np.ndarray, blocks: np.ndarray, unit_ids: Any, name: str) -> GroupMoves:
-    units = np.asarray(unit_ids)
-    if units.ndim != 2 or len(units) != len(chunks):
+def _group_moves(
+    group_idx: int, chunks: np.ndarray, blocks: np.ndarray, unit_ids: Mapping[str, Any], name: str
+) -> GroupMoves:
+    if name not in unit_ids:
+        raise ValueError(f"`unit_ids` must hold the units of group {name!r}, got {sorted(unit_ids)}")
+    units = np.asarray(unit_ids[name])
+    if units.ndim != 2 or len(units) != len(chunks) or (units.size and units.dtype.kind not in "iu"):
         raise ValueError(
-            f"`unit_ids` of group {name!r} must have one row for each of {len(chunks)} chunks, got shape {units.shape}"
+            f"`unit_ids` of group {name!r} must be ints with one row for each of {len(chunks)} chunks, "
+            f"got {units.dtype.name} of shape {units.shape}"
         )
+    if units.size and units.min() < 0:
+        raise ValueError(f"`unit_ids` of group {name!r} must be non-negative, got {units.min()}")
     return GroupMoves(
         group_idx=group_idx,
         num_chunks=len(chunks),

@@ -26,6 +26,7 @@ class Request:
         keys: keys of the complete chunks, by `group_idx`.
         checkpoints: positions to store for that were not passed yet.
         stored_at: position up to which all that was wanted is taken care of.
+        sound_from: the first token that is surely in the request's blocks, by `group_idx`.
         dropped: chunks that were wanted and lost a block before they could be stored, by `group_idx`.
         hit: of the last lookup, until it is loaded.
         device_tokens: of the last lookup.
@@ -40,6 +41,7 @@ class Request:
     keys: dict[int, list[bytes]] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)
     stored_at: int = 0
+    sound_from: dict[int, int] = field(default_factory=dict)
     dropped: dict[int, set[int]] = field(default_factory=dict)
     hit: Hit | None = None
     device_tokens: int | dict[str, int] = 0

@@ -1,13 +1,14 @@
 """Which chunks of a request are stored for a checkpoint."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from kvjax.chunking import Chunking
-from kvjax.coverage import store_set
+from kvjax.coverage import first_tokens, needed, store_set
+from kvjax.groups import Recurrent
 from kvjax.packing import Units, unit_rows
 from kvjax.plan import NULL_BLOCK, StorePlan, chunk_blocks, plan_store
 from kvjax.pool import ChunkPool, Reservation
@@ -22,6 +23,24 @@ class Chosen:
     reservation: Reservation
     group_idxs: list[int]
     chunk_idxs: list[int]
+
+
+def sound_from(chunking: Chunking, positions: Iterable[int]) -> dict[int, int]:
+    """Returns, by `group_idx`, the first token that a request surely has in its blocks, at whichever of
+    `positions` it is resumed.
+
+    It has the blocks that hold a token it reads, whole, and what it computes from there on. Other blocks
+    before them may be in its table and hold anything: they were neither loaded nor computed.
+    """
+    sound = dict.fromkeys(chunking.layout.cached, 0)
+    for g in sound:
+        group = chunking.layout.groups[g]
+        for position in positions:
+            start, stop = needed(group.kind, position)
+            whole_block = start // group.tokens_per_block * group.tokens_per_block
+            first = position if start == stop else start if isinstance(group.kind, Recurrent) else whole_block
+            sound[g] = max(sound[g], first)
+    return sound
 
 
 class StoreChooser:
@@ -44,23 +63,29 @@ class StoreChooser:
     def reserve(
         self, request: Request, checkpoint: int, tables: Mapping[int, np.ndarray], written: int
     ) -> Chosen | None:
-        """Reserves what `checkpoint` wants, is complete, and is not held yet; `None` if there is no room."""
+        """Reserves what `checkpoint` wants, is complete, and is not held yet; `None` if there is no room.
+
+        The request's chunks that `checkpoint` does not want may be evicted for those that it wants.
+        """
         held = {g: self._pool.held(request.keys[g]) >= 0 for g in self._chunking.layout.cached}
         wanted = self._wanted(request, self._fitting(checkpoint), tables, written, held)
         keys: list[bytes] = []
         group_idxs: list[int] = []
         chunk_idxs: list[int] = []
+        kept: list[bytes] = []
         chain: dict[int, np.ndarray] = {}
         for g in self._chunking.layout.cached:
             chunks = wanted[self._chunking.layout.groups[g].name]
-            held[g][chunks[(chunks + 1) * (self._chunking.tokens_per_chunk[g] or 0) <= written]] = True
+            complete = chunks[(chunks + 1) * (self._chunking.tokens_per_chunk[g] or 0) <= written]
+            held[g][complete] = True
             chain[g] = np.flatnonzero(held[g])
             keys += [request.keys[g][c] for c in chain[g].tolist()]
+            kept += [request.keys[g][c] for c in complete.tolist()]
             group_idxs += [g] * len(chain[g])
             chunk_idxs += chain[g].tolist()
         by_group = eviction_ranks(self._chunking, chain)
         ranks = np.concatenate([by_group[g] for g in chain])
-        reservation = self._pool.prepare_store(keys, group_idxs, ranks)
+        reservation = self._pool.prepare_store(keys, group_idxs, ranks, kept=kept)
         if reservation is None:
             return None
         new = set(reservation.keys)
@@ -111,8 +136,9 @@ class StoreChooser:
     ) -> dict[str, np.ndarray]:
         """The store set of `checkpoint`; the best that can still be had where chunks of it are lost.
 
-        A chunk is lost that is complete, not held and no longer whole: it has a null block. Those that
-        were wanted are counted, once each.
+        A chunk is lost that is complete, not held and not whole: it begins before what the request surely
+        has, it has a null block, or it had one when it was wanted before, and what is in its place now may be
+        anything. Those that were wanted are counted, once each.
         """
         names = self._chunking.layout.names
         wanted = store_set(self._chunking, checkpoint, resume_multiple=self._resume_multiple)
@@ -121,9 +147,12 @@ class StoreChooser:
         for g in self._chunking.layout.cached:
             chunks = np.arange(written // (self._chunking.tokens_per_chunk[g] or 1))
             null = (chunk_blocks(self._chunking, g, chunks, tables[g]) == NULL_BLOCK).any(axis=1)
-            lost[names[g]] = chunks[null & ~held[g][: len(chunks)]]
-            dropped = set(np.intersect1d(wanted[names[g]], lost[names[g]]).tolist())
             known = request.dropped.setdefault(g, set())
+            spoilt_before = np.isin(chunks, list(known))
+            unsound = first_tokens(self._chunking, g, chunks) < request.sound_from[g]
+            gone = (null | spoilt_before | unsound) & ~held[g][: len(chunks)]
+            lost[names[g]] = chunks[gone]
+            dropped = set(np.intersect1d(wanted[names[g]], lost[names[g]]).tolist())
             self.num_dropped += len(dropped - known)
             known |= dropped
             spoilt = spoilt or bool(dropped)

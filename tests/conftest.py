@@ -1,9 +1,13 @@
+import os
+
 import jax
 import pytest
 from hypothesis import settings
 
+# On a developer's machine each run tries new examples; in CI the same ones, so that a red run is about the change.
 settings.register_profile("default", deadline=None)
-settings.load_profile("default")
+settings.register_profile("ci", deadline=None, derandomize=True, print_blob=True)
+settings.load_profile("ci" if os.environ.get("CI") else "default")
 
 _COMPILED: list[str] = []
 

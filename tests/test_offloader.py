@@ -175,6 +175,36 @@ class TestEngineThatFreesAtOnce:
         engine.offloader.close()
 
 
+class TestEngineThatCoversAll:
+    """An engine may give a resumed request blocks for every token. Those that the hit does not need are neither
+    loaded nor computed: they hold anything, and must never be stored as if they were whole."""
+
+    LAYOUT = kvjax.CacheLayout(
+        [
+            kvjax.GroupSpec("full", kvjax.FullAttention(), 4, [kvjax.LeafSpec("full", (4, 3), "uint8")]),
+            kvjax.GroupSpec("local", kvjax.SlidingWindow(3), 4, [kvjax.LeafSpec("local", (4, 5), "bfloat16")]),
+        ]
+    )
+
+    def test_blocks_that_were_never_filled_are_not_stored(self):
+        """Resumed at 32, a request reads tokens 30 and 31: of the chunk of tokens 24 to 31, its first block is
+        neither loaded nor computed. The host forgets that chunk, and the request's end asks for it again; then
+        the full group's tail goes, and a prompt resumes at 28, which would read that first block."""
+        engine = ToyEngine(self.LAYOUT, 64, host_bytes=MIB, covers_all=True, blocks_per_chunk={"local": 2})
+        tokens = prompt(np.random.default_rng(0), 33)
+        engine.start("a", tokens)
+        engine.compute("a", 33, step=4)
+        engine.stop("a")
+        assert engine.start("b", tokens) == 32
+        engine.offloader.invalidate()
+        engine.compute("b", 33, step=4)
+        tail = engine.offloader.ledger._requests["b"].keys[0][7]
+        engine.stop("b")
+        engine.offloader.ledger.pool.invalidate([tail])
+        engine.start("c", tokens)
+        engine.offloader.close()
+
+
 class TestJobs:
     def test_store_and_load_return_before_their_jobs_are_seen_to_end(self, engine):
         tokens = prompt(np.random.default_rng(10), 40)

@@ -122,16 +122,22 @@ class ChunkPool:
         self._policy.touch(slots[first], np.asarray(ranks)[first])
 
     def prepare_store(
-        self, keys: Sequence[bytes], group_idxs: Sequence[int], ranks: np.ndarray | None = None
+        self,
+        keys: Sequence[bytes],
+        group_idxs: Sequence[int],
+        ranks: np.ndarray | None = None,
+        *,
+        kept: Iterable[bytes] | None = None,
     ) -> Reservation | None:
         """Reserves units for those of a request's chunks that are not held yet, evicting others if it must.
 
-        One access of the request to all of `keys`. None of them is evicted to make room for another.
+        One access of the request to all of `keys`, if there is anything to store.
 
         Args:
             keys: of the chunks, in any order, those held already among them.
             group_idxs: parallel to `keys`.
             ranks: parallel to `keys`, see `Policy.touch`; their order by default, the last one highest.
+            kept: what is not evicted to make room; all of `keys` by default.
 
         Returns:
             The reservation, possibly of no chunk; or `None` if there is no room, and then nothing changed.
@@ -142,10 +148,10 @@ class ChunkPool:
         for group_idx in group_idxs:
             if not 0 <= group_idx < len(self.units_per_chunk) or self.units_per_chunk[group_idx] is None:
                 raise ValueError(f"`group_idxs` must be of groups that are cached, got {group_idx}")
-        kept = set(self.held(keys).tolist())
+        protected = set(self.held(keys if kept is None else kept).tolist())
         new = {key: g for key, g in zip(keys, group_idxs, strict=True) if key not in self._index}
         wanted = sum(self._cost(group_idx) for group_idx in new.values())
-        victims = self._victims(wanted - self._units.num_free, kept)
+        victims = self._victims(wanted - self._units.num_free, protected)
         if victims is None:
             self.counts.refused += 1
             return None
@@ -154,7 +160,8 @@ class ChunkPool:
             self._release(slot)
         self.counts.evicted += len(victims)
         slots = [self._fill(key, group_idx) for key, group_idx in new.items()]
-        self.touch(keys, np.arange(len(keys)) if ranks is None else ranks)
+        if new:
+            self.touch(keys, np.arange(len(keys)) if ranks is None else ranks)
         reservation = Reservation(
             keys=tuple(new),
             slots=np.array(slots, np.int64),
@@ -164,11 +171,12 @@ class ChunkPool:
         self._reservations.add(reservation)
         return reservation
 
-    def complete_store(self, reservation: Reservation, *, ok: bool) -> int:
+    def complete_store(self, reservation: Reservation, *, ok: bool) -> list[bytes]:
         """Publishes the chunks of a reservation, or rolls them back.
 
         Returns:
-            How many chunks became resident: none if `ok` is false; those invalidated since are dropped.
+            The keys of the chunks that became resident: none if `ok` is false; those invalidated since are
+            dropped.
 
         Raises:
             ValueError: the reservation is not one of this pool, or was completed before.
@@ -176,13 +184,13 @@ class ChunkPool:
         if reservation not in self._reservations:
             raise ValueError("`reservation` must be one that was prepared here and not completed yet")
         self._reservations.remove(reservation)
-        published = 0
+        published: list[bytes] = []
         for slot, epoch in zip(reservation.slots.tolist(), reservation.epochs.tolist(), strict=True):
             chunk = self._at(slot)
             assert chunk.epoch == epoch, "a slot is not reused while it is being written"
             chunk.writing = False
             if ok and chunk.indexed:
-                published += 1
+                published.append(chunk.key)
                 continue
             if chunk.indexed:
                 self.counts.failed += 1
@@ -190,17 +198,18 @@ class ChunkPool:
             else:
                 self.counts.stale += 1
             self._release(slot)
-        self.counts.stored += published
+        self.counts.stored += len(published)
         return published
 
     def pin(self, slots: np.ndarray) -> Pins:
         """Keeps resident chunks in place until `unpin`.
 
         Raises:
-            ValueError: a slot that holds no chunk, or one still being written. Then nothing changed.
+            ValueError: a slot that holds no chunk, one still being written or invalidated. Then nothing changed.
         """
         for slot in slots.tolist():
-            if not 0 <= slot < len(self._slots) or self._slots[slot] is None or self._at(slot).writing:
+            chunk = self._slots[slot] if 0 <= slot < len(self._slots) else None
+            if chunk is None or chunk.writing or not chunk.indexed:
                 raise ValueError(f"`slots` must be of resident chunks, got {slot}")
         for slot in slots.tolist():
             self._at(slot).pins += 1
@@ -284,7 +293,7 @@ class ChunkPool:
         assert cost is not None, "scratch groups have no chunks"
         return cost
 
-    def _victims(self, missing: int, kept: set[int]) -> list[int] | None:
+    def _victims(self, missing: int, protected: set[int]) -> list[int] | None:
         """The slots to evict for `missing` units, or `None` if that cannot be had."""
         chosen: list[int] = []
         if missing <= 0:
@@ -292,7 +301,7 @@ class ChunkPool:
         for together in self._policy.victims():
             for slot in together.tolist():
                 chunk = self._at(slot)
-                if chunk.pins == 0 and not chunk.writing and slot not in kept:
+                if chunk.pins == 0 and not chunk.writing and slot not in protected:
                     chosen.append(slot)
                     missing -= len(chunk.units)
             if missing <= 0:

@@ -1,4 +1,4 @@
-"""An engine whose device and host memory are dictionaries: what was written where is a tuple of tokens.
+"""An engine whose device and host memory are dictionaries: what a token left somewhere is a hash of its prefix.
 
 It carries out the ledger's plans and checks on the way that every block and unit holds what it must: the
 source of a store, the units that a load reads (when it is planned and when it ends), and every block that
@@ -9,8 +9,6 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
-
 from kvjax import Ledger, Lookup, next_cut, retained_from
 from kvjax.chunking import Chunking
 from kvjax.coverage import needed
@@ -20,7 +18,7 @@ from kvjax.packing import cut_into_units
 from kvjax.plan import GroupMoves
 
 Frees = Literal["never", "retained", "at once"]
-GARBAGE = ("garbage",)
+GARBAGE = 0
 
 
 @dataclass(eq=False)
@@ -40,34 +38,53 @@ class FakeEngine:
         num_units: units of one byte in the host pool.
         frees: which blocks are freed after a store: none; those that no later store wants; or all that
             left the window.
+        fills: whether attention groups get blocks for all places before a hit, needed or not, as engines do that
+            know of no null block; what is not needed holds garbage.
         options: for the ledger.
     """
 
-    def __init__(self, chunking: Chunking, num_units: int = 10**6, frees: Frees = "never", **options: Any):
+    def __init__(
+        self,
+        chunking: Chunking,
+        num_units: int = 10**6,
+        frees: Frees = "never",
+        fills: bool = False,
+        **options: Any,
+    ):
         self.chunking = chunking
         self.ledger = Ledger(chunking, cut_into_units(chunking, 1), host_bytes=num_units, **options)
         self.frees = frees
+        self.fills = fills
         self.multiple = options.get("resume_multiple", 1)
         self.running: dict[Hashable, Running] = {}
-        self.device: dict[tuple[int, int], tuple] = {}
-        self.host: dict[int, tuple] = {}
+        self.device: dict[tuple[int, int], list[int]] = {}
+        self.host: dict[int, Any] = {}
         self.free_blocks: list[int] = []
         self.num_blocks = 0
         self.loads: list[Load] = []
-        self.stores: list[tuple[Store, list[tuple[np.ndarray, tuple]]]] = []
+        self.stores: list[tuple[Store, list[tuple[list[int], list[list[int]]]]]] = []
 
     # --- what must be where
 
-    def block(self, request: Running, g: int, block_idx: int) -> tuple:
-        """What the block at a place of the request holds once its last token was computed."""
-        end = (block_idx + 1) * self.chunking.layout.groups[g].tokens_per_block
-        return (request.salt, g, *request.tokens[:end])
+    def mark(self, request: Running, g: int, token: int) -> int:
+        """What a token of the request, or for a recurrent group the state after it, leaves in a group."""
+        return hash((request.salt, g, *request.tokens[: token + 1]))
 
-    def chunk(self, request: Running, g: int, chunk_idx: int) -> tuple:
+    def tokens_of(self, g: int, place: int) -> range:
+        """The tokens of which a block holds something: all of them, or the last one for a state."""
+        per_block = self.chunking.layout.groups[g].tokens_per_block
+        tokens = range(place * per_block, (place + 1) * per_block)
+        return tokens[-1:] if self.is_recurrent(g) else tokens
+
+    def block(self, request: Running, g: int, place: int) -> list[int]:
+        """What the block at a place of the request must hold."""
+        return [self.mark(request, g, token) for token in self.tokens_of(g, place)]
+
+    def chunk(self, request: Running, g: int, chunk_idx: int) -> list[list[int]]:
         per_chunk = self.chunking.blocks_per_chunk[g] or 0
         places = range(chunk_idx * per_chunk, (chunk_idx + 1) * per_chunk)
         places = places[-1:] if self.is_recurrent(g) else places
-        return tuple(self.block(request, g, place) for place in places)
+        return [self.block(request, g, place) for place in places]
 
     def is_recurrent(self, g: int) -> bool:
         return isinstance(self.chunking.layout.groups[g].kind, Recurrent)
@@ -76,7 +93,9 @@ class FakeEngine:
         """Places of the blocks that a token at `position` reads."""
         start, stop = needed(self.chunking.layout.groups[g].kind, position)
         per_block = self.chunking.layout.groups[g].tokens_per_block
-        return list(range(start // per_block, -(-stop // per_block)))
+        if self.is_recurrent(g) and position % per_block:
+            return []  # a state inside a block has no place in the table
+        return list(range(start // per_block, -(-stop // per_block))) if start < stop else []
 
     # --- a request
 
@@ -91,13 +110,16 @@ class FakeEngine:
         for g in self.chunking.layout.cached:
             for place in self.places_needed(g, on_device):
                 self.allocate(request, g, place)
-                self.write(request, g, place, on_device)
+                self.write(request, g, place, 0, on_device)
         return found
 
     def load(self, name: Hashable) -> Load:
         request = self.running[name]
         for g in self.chunking.layout.cached:
-            for place in self.places_needed(g, request.hit_tokens):
+            places = self.places_needed(g, request.hit_tokens)
+            if self.fills and not self.is_recurrent(g):
+                places = range(-(-request.hit_tokens // self.chunking.layout.groups[g].tokens_per_block))
+            for place in places:
                 self.allocate(request, g, place)
         load = self.ledger.prepare_load(name, self.tables(request))
         self.loads.append(load)
@@ -114,7 +136,7 @@ class FakeEngine:
                 content = self.host[units[0]][0]
                 for block_id, of_block in zip(blocks, content, strict=True):
                     if block_id >= 0:
-                        self.device[moves.group_idx, block_id] = of_block
+                        self.device[moves.group_idx, block_id] = list(of_block)
         if ok and request is not None:
             request.position = load.hit_tokens
         self.ledger.complete_load(load, ok=ok)
@@ -130,13 +152,14 @@ class FakeEngine:
         for g, group in enumerate(self.chunking.layout.groups):
             if not group.is_cached or request.position == stop:
                 continue
-            for place in self.places_needed(g, request.position):
-                if not self.is_recurrent(g):
-                    last = min(request.position, (place + 1) * group.tokens_per_block)
-                    held = self.device[g, request.tables[g][place]]
-                    assert held[: last + 2] == (request.salt, g, *request.tokens[:last]), "a token reads wrong bytes"
+            start, read_to = needed(group.kind, request.position)
+            for place in self.places_needed(g, request.position) if not self.is_recurrent(g) else ():
+                held = self.device[g, request.tables[g][place]]
+                for token, mark in zip(self.tokens_of(g, place), held, strict=True):
+                    if start <= token < read_to:
+                        assert mark == self.mark(request, g, token), "a token reads wrong bytes"
             if self.is_recurrent(g):
-                request.tables[g] = [-1] * len(request.tables[g]) if self.frees != "never" else request.tables[g]
+                request.tables[g] = [-1] * len(request.tables[g]) if self.frees == "at once" else request.tables[g]
                 if stop % group.tokens_per_block:
                     continue
                 places = [stop // group.tokens_per_block - 1]
@@ -144,15 +167,27 @@ class FakeEngine:
                 places = range(request.position // group.tokens_per_block, -(-stop // group.tokens_per_block))
             for place in places:
                 self.allocate(request, g, place)
-                self.write(request, g, place, stop)
+                self.write(request, g, place, request.position, stop)
         request.position = stop
 
-    def prefill(self, name: Hashable, stop: int, step: int, *, checkpoint: bool = False, every: bool = True) -> None:
-        """Computes up to `stop` in steps that end where `next_cut` says, and stores after each or after the last."""
+    def prefill(
+        self,
+        name: Hashable,
+        stop: int,
+        step: int,
+        *,
+        checkpoint: bool = False,
+        every: bool = True,
+        to_come: Sequence[int] = (),
+    ) -> None:
+        """Computes up to `stop` and stores after each step, or after the last one.
+
+        Steps also end where a state must be stored for `stop`, or for a checkpoint `to_come`.
+        """
         request = self.running[name]
         while request.position < stop:
-            cuts = [next_cut(self.chunking, request.position, [c], resume_multiple=self.multiple) for c in (stop, step)]
-            cuts = [cut for cut in (cuts[0], request.position + step, stop) if cut > request.position]
+            cut = next_cut(self.chunking, request.position, [stop, *to_come], resume_multiple=self.multiple)
+            cuts = [c for c in (cut, request.position + step, stop) if c > request.position]
             self.compute(name, min(cuts))
             if every or request.position == stop:
                 self.end_store(self.store(name, checkpoint=checkpoint and request.position == stop))
@@ -168,7 +203,7 @@ class FakeEngine:
         for moves in store.plan.moves:
             g = moves.group_idx
             for chunk_idx, blocks, units in rows(moves):
-                content = tuple(self.device[g, block_id] for block_id in blocks)
+                content = [list(self.device[g, block_id]) for block_id in blocks]
                 assert content == self.chunk(request, g, chunk_idx), "a chunk is stored under the key of another"
                 assert not busy & set(units), "units that are being read or written were handed out"
                 self.host |= dict.fromkeys(units, GARBAGE)
@@ -219,10 +254,13 @@ class FakeEngine:
                 self.free_blocks.append(self.num_blocks)
                 self.num_blocks += 1
             table[place] = self.free_blocks.pop()
-            self.device[g, table[place]] = GARBAGE
+            self.device[g, table[place]] = [GARBAGE] * len(self.tokens_of(g, place))
 
-    def write(self, request: Running, g: int, place: int, stop: int) -> None:
-        self.device[g, request.tables[g][place]] = self.block(request, g, place)[: stop + 2]
+    def write(self, request: Running, g: int, place: int, start: int, stop: int) -> None:
+        held = self.device[g, request.tables[g][place]]
+        for i, token in enumerate(self.tokens_of(g, place)):
+            if start <= token < stop:
+                held[i] = self.mark(request, g, token)
 
     def free(self, request: Running) -> None:
         """Frees what the mode says, to be used again at once."""
@@ -235,7 +273,6 @@ class FakeEngine:
 
     def free_block(self, request: Running, g: int, place: int) -> None:
         if request.tables[g][place] >= 0:
-            self.device[g, request.tables[g][place]] = GARBAGE
             self.free_blocks.append(request.tables[g][place])
             request.tables[g][place] = -1
 

@@ -51,13 +51,23 @@ class ToyEngine:
     block of a recurrent group is one state.
     """
 
-    def __init__(self, layout: CacheLayout, num_blocks: int, *, seed: int = 0, frees_at_once: bool = False, **offload):
+    def __init__(
+        self,
+        layout: CacheLayout,
+        num_blocks: int,
+        *,
+        seed: int = 0,
+        frees_at_once: bool = False,
+        covers_all: bool = False,
+        **offload,
+    ):
         self.layout = layout
         self.rng = np.random.default_rng(seed)
         self.caches = make_caches(layout, num_blocks, seed)
         self.offloader = kvjax.Offloader(layout, self.caches, show_progress=False, **offload)
         self.chunking = self.offloader.chunking
         self.frees_at_once = frees_at_once
+        self.covers_all = covers_all  # gives a resumed request blocks for all its tokens, needed or not
         # Groups that share a leaf draw from one set of blocks.
         pools: dict[str, list[int]] = {}
         self.free: dict[str, list[int]] = {}
@@ -80,7 +90,7 @@ class ToyEngine:
         self.tokens[request_id] = list(tokens)
         self.tables[request_id] = {self.layout.groups[g].name: [] for g in self.layout.cached}
         for g in self.layout.cached:
-            self._cover(request_id, g, hit, first=needed(self.layout.groups[g].kind, hit)[0])
+            self._cover(request_id, g, hit, first=0 if self.covers_all else needed(self.layout.groups[g].kind, hit)[0])
         before = {name: as_bytes(array) for name, array in self.caches.items()}
         self.caches, job = self.offloader.load(self.caches, request_id, self.tables[request_id])
         self.written[request_id] = hit
