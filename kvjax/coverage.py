@@ -132,6 +132,18 @@ def restorable_spans(
     return firsts, lasts
 
 
+def reach(kind: Kind, lookahead: int, resident: Resident) -> int | None:
+    """Returns a position beyond which `resident` restores nothing, `None` if there is no such bound."""
+    match kind:
+        case FullAttention():
+            return int(resident.stops[0]) - lookahead if len(resident.stops) else 0
+        case SlidingWindow(window_tokens) if window_tokens > 1 or lookahead:
+            return int(resident.stops[-1]) - lookahead if len(resident.stops) else 0
+        case Recurrent():
+            return max(resident.spaced_to, int(resident.states[-1]) if len(resident.states) else 0)
+    return None
+
+
 # --- what follows from it -----------------------------------------------------------------------------
 
 
@@ -350,7 +362,12 @@ def common_positions(
 
 def largest_common(chunking: Chunking, resident: Mapping[int, Resident], bound: int, multiple: int) -> int:
     """The largest multiple of `multiple`, at most `bound`, that every group can restore; 0 at least."""
-    high, width = bound, max(_FIRST_SPAN, multiple)
+    reaches = [
+        reach(chunking.layout.groups[g].kind, chunking.layout.groups[g].lookahead_tokens, has)
+        for g, has in resident.items()
+    ]
+    high = min([bound, *(limit for limit in reaches if limit is not None)])
+    width = max(_FIRST_SPAN, multiple)
     while high > 0:
         low = max(0, high - width)
         firsts, lasts = common_positions(chunking, resident, low, high)

@@ -68,7 +68,7 @@ def cache_dtype(dtype: Any) -> np.dtype:
     """Returns the NumPy dtype of a cache's elements, the 8- and 16-bit floats of `ml_dtypes` included.
 
     Raises:
-        ValueError: the dtype is unknown, or its elements are not a whole number of bytes of plain data.
+        ValueError: the dtype is unknown, or its elements are not numbers of 8, 16 or 32 bits.
 
     >>> cache_dtype("bfloat16").itemsize
     2
@@ -78,13 +78,16 @@ def cache_dtype(dtype: Any) -> np.dtype:
         resolved = np.dtype(found) if found is not None else None
     except TypeError:
         resolved = None
-    if resolved is None or resolved.names or resolved.subdtype or resolved.kind not in "biufcV":
+    known = resolved is not None and resolved.kind in "biufcV" and not resolved.names and not resolved.subdtype
+    if resolved is None or not known or (resolved.kind == "V" and not hasattr(ml_dtypes, resolved.name)):
         raise ValueError(f"`dtype` must name the element type of a cache, such as 'bfloat16', got {dtype!r}")
-    if resolved.kind == "V" and not hasattr(ml_dtypes, resolved.name):
-        raise ValueError(f"`dtype` must name the element type of a cache, such as 'bfloat16', got {dtype!r}")
-    if resolved.name.endswith(("int4", "int2", "int1")) or resolved.name.startswith(("float4", "float6")):
-        raise ValueError(f"`dtype` must have elements of whole bytes, got {resolved.name}; view the cache as uint8")
-    return resolved.newbyteorder("=") if resolved.kind in "iufc" else resolved
+    narrow = resolved.name.endswith(("int4", "int2", "int1")) or resolved.name.startswith(("float4_", "float6_"))
+    if resolved.kind not in "iufV" or resolved.itemsize not in (1, 2, 4) or narrow:
+        raise ValueError(
+            f"`dtype` must have elements that are numbers of 8, 16 or 32 bits, got {resolved.name}; "
+            f"view the cache as one of uint8, uint16 or uint32"
+        )
+    return resolved.newbyteorder("=") if resolved.kind in "iuf" else resolved
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ def token_array(token_ids: Any) -> np.ndarray:
     array = np.asarray(token_ids)
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"`token_ids` must be a 1-d sequence of ints, got {array.ndim}-d {array.dtype.name}")
-    return array.astype(np.int64) if not array.size else array
+    return array.astype(np.int64)
 
 
 def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:

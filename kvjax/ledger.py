@@ -6,7 +6,7 @@ changes nothing. Not thread-safe: one scheduler calls it.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -15,13 +15,14 @@ from kvjax._checks import integer
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit, longest_hit
 from kvjax.keys import (
+    HASH_BYTES,
     NAMESPACE_BYTES,
     key_group,
     key_namespace,
     namespace_of,
 )
 from kvjax.packing import Units, unit_rows
-from kvjax.plan import LoadPlan, StorePlan, block_table, check_range, plan_load
+from kvjax.plan import NULL_BLOCK, LoadPlan, StorePlan, block_table, check_range, plan_load
 from kvjax.pool import ChunkPool, Pins, Policy, Reservation
 from kvjax.requests import Request
 from kvjax.retention import eviction_ranks, junction
@@ -89,6 +90,8 @@ class Store:
     request_id: Hashable
     plan: StorePlan
     reservations: tuple[Reservation, ...]
+    request: Request = field(repr=False)
+    checkpoints: tuple[int, ...] = ()
 
 
 def pool_units(chunking: Chunking, units: Units, host_bytes: int) -> int:
@@ -107,6 +110,15 @@ def pool_units(chunking: Chunking, units: Units, host_bytes: int) -> int:
             f"{chunking.layout.groups[largest].name!r}: {least} bytes, got {budget}"
         )
     return budget // units.unit_bytes
+
+
+def _last_places(table: np.ndarray) -> np.ndarray:
+    """Returns the table with a block named twice left in its last place only: it was re-used, and holds that."""
+    _, from_end = np.unique(table[::-1], return_index=True)
+    only_last = np.full_like(table, NULL_BLOCK)
+    last = len(table) - 1 - from_end
+    only_last[last] = table[last]
+    return only_last
 
 
 class Ledger:
@@ -297,7 +309,7 @@ class Ledger:
         Raises:
             ValueError: the load was not prepared here, or was completed before.
         """
-        self._close(load)
+        self._close(load, Load)
         if ok:
             self.counts.chunks_loaded += load.plan.num_chunks
             self.counts.bytes_loaded += load.plan.num_bytes
@@ -307,12 +319,12 @@ class Ledger:
         self.pool.unpin(load.pins)
 
     def cancel_load(self, load: Load) -> None:
-        """Takes a load back before anything of it was done: the request can be loaded again.
+        """Takes a load back before anything of it was done: the request can be looked up and loaded again.
 
         Raises:
             ValueError: the load was not prepared here, or was completed before.
         """
-        self._close(load)
+        self._close(load, Load)
         self.pool.unpin(load.pins)
 
     # --- stores ---------------------------------------------------------------------------------------
@@ -351,10 +363,12 @@ class Ledger:
             )
         tables = self._checked_tables(block_tables, written, num_blocks)
         chosen: list[Chosen] = []
+        asked: tuple[int, ...] = ()
         if checkpoint and written:
             request.checkpoints.add(written)
         if checkpoint or self._completes_a_chunk(request.stored_at, written):
-            for position in sorted(request.checkpoints):
+            asked = tuple(sorted(request.checkpoints))
+            for position in asked:
                 reserved = self._chooser.reserve(request, position, tables, written)
                 if reserved is None:
                     break  # no room: what a later checkpoint wants has none either
@@ -364,8 +378,14 @@ class Ledger:
             else:
                 request.stored_at = written
         self.counts.chunks_dropped = self._chooser.num_dropped
-        plan = self._chooser.plan(chosen, block_tables, num_blocks)
-        store = Store(request_id, plan, tuple(part.reservation for part in chosen))
+        reservations = tuple(part.reservation for part in chosen)
+        try:
+            names = self.chunking.layout.names
+            plan = self._chooser.plan(chosen, {names[g]: table for g, table in tables.items()}, num_blocks)
+        except BaseException:
+            self._roll_back(request, reservations, asked)
+            raise
+        store = Store(request_id, plan, reservations, request, asked)
         self._open.add(store)
         return store
 
@@ -375,12 +395,15 @@ class Ledger:
         Raises:
             ValueError: the store was not prepared here, or was completed before.
         """
-        self._close(store)
+        self._close(store, Store)
+        if not ok:
+            self.counts.stores_failed += 1
+            self._roll_back(store.request, store.reservations, store.checkpoints)
+            return
         for reservation in store.reservations:
             published = self.pool.complete_store(reservation, ok=ok)
             self.counts.chunks_stored += len(published)
             self.counts.bytes_stored += sum(self.chunking.chunk_bytes[key_group(key)] or 0 for key in published)
-        self.counts.stores_failed += not ok
 
     # --- all of it ------------------------------------------------------------------------------------
 
@@ -389,9 +412,14 @@ class Ledger:
 
         Returns:
             How many chunks were held.
+
+        Raises:
+            ValueError: `namespace` is not one.
         """
         if namespace is None:
             return self.pool.invalidate()
+        if not isinstance(namespace, bytes) or len(namespace) != HASH_BYTES:
+            raise ValueError(f"`namespace` must be one that `namespace` returned, or None for all, got {namespace!r}")
         return self.pool.invalidate(
             key for key in self.pool.held_keys() if key_namespace(key) == namespace[:NAMESPACE_BYTES]
         )
@@ -422,10 +450,17 @@ class Ledger:
             raise ValueError(f"`request_id` must be one that was looked up and not finished, got {request_id!r}")
         return request
 
-    def _close(self, job: Load | Store) -> None:
-        if job not in self._open:
-            raise ValueError("a job must be one that was prepared here and not completed yet")
+    def _close(self, job: Any, kind: type) -> None:
+        if not isinstance(job, kind) or job not in self._open:
+            raise ValueError(f"a {kind.__name__.lower()} must be one that was prepared here and not completed yet")
         self._open.remove(job)
+
+    def _roll_back(self, request: Request, reservations: Sequence[Reservation], checkpoints: Sequence[int]) -> None:
+        """Nothing of it was stored, and what the checkpoints want is asked for again by the next store."""
+        for reservation in reservations:
+            self.pool.complete_store(reservation, ok=False)
+        request.checkpoints.update(checkpoints)
+        request.stored_at = 0
 
     def _unpin(self, request: Request) -> None:
         if request.pins is not None:
@@ -478,5 +513,5 @@ class Ledger:
                     f"got {len(table)}"
                 )
             check_range(group.name, table, (num_blocks or {}).get(group.name))
-            tables[g] = table
+            tables[g] = _last_places(table)
         return tables

@@ -109,12 +109,15 @@ class Mover:
         for moves in plan.moves:
             self._check_ids(moves, lowest=0)
         parts: list[Future[None] | jax.Array] = []
-        for group_idx, blocks, units in self._pieces(plan):
-            staged = self._make_room(group_idx, len(blocks))
-            array = self._transport.to_host(caches, group_idx, blocks)
-            part = self._worker.submit(self._keep, array, units.reshape(-1))
-            self._staged.append((staged, part))
-            parts.append(part)
+        try:
+            for group_idx, blocks, units in self._pieces(plan):
+                staged = self._make_room(group_idx, len(blocks))
+                array = self._transport.to_host(caches, group_idx, blocks)
+                part = self._worker.submit(self._keep, array, units.reshape(-1))
+                self._staged.append((staged, part))
+                parts.append(part)
+        except Exception as error:  # noqa: BLE001  # the edge of a job: whatever went wrong fails it
+            parts.append(_failed(error))
         return dict(caches), Transfer(parts)
 
     def load(self, caches: Mapping[str, jax.Array], plan: LoadPlan) -> tuple[dict[str, jax.Array], Transfer]:
@@ -127,7 +130,8 @@ class Mover:
             plan: what to move.
 
         Returns:
-            The caches to go on with, and the moves under way.
+            The caches to go on with, and the moves under way. What goes wrong on the way fails the moves,
+            and the caches are those that the pieces before it returned.
 
         Raises:
             ValueError: caches unlike the registered ones, or ids out of range. Then nothing was done.
@@ -137,13 +141,16 @@ class Mover:
             self._check_ids(moves, lowest=NULL_BLOCK)
         updated = dict(caches)
         parts: list[Future[None] | jax.Array] = []
-        for group_idx, blocks, units in self._pieces(plan):
-            staged = self._make_room(group_idx, len(blocks))
-            rows = np.empty((staged, self._units.unit_bytes // WORD.itemsize), WORD)
-            self._memory.read(units.reshape(-1), rows)
-            read, written = self._transport.to_device(updated, group_idx, blocks, rows)
-            self._staged.append((staged, read))
-            parts.append(written)
+        try:
+            for group_idx, blocks, units in self._pieces(plan):
+                staged = self._make_room(group_idx, len(blocks))
+                rows = np.empty((staged, self._units.unit_bytes // WORD.itemsize), WORD)
+                self._memory.read(units.reshape(-1), rows)
+                read, written = self._transport.to_device(updated, group_idx, blocks, rows)
+                self._staged.append((staged, read))
+                parts.append(written)
+        except Exception as error:  # noqa: BLE001  # the edge of a job; the caches of earlier pieces are the caller's
+            parts.append(_failed(error))
         return updated, Transfer(parts)
 
     def close(self) -> None:
@@ -183,6 +190,12 @@ class Mover:
         ):
             if ids.size and (ids.min() < low or ids.max() >= limit):
                 raise ValueError(f"`plan` must have {name} from {low} to {limit - 1}, got {ids.min()} to {ids.max()}")
+
+
+def _failed(error: Exception) -> "Future[None]":
+    future: Future[None] = Future()
+    future.set_exception(error)
+    return future
 
 
 def _ended(part: "Future[None] | jax.Array") -> bool:

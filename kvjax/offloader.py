@@ -6,9 +6,11 @@ from typing import Any, overload
 
 import jax
 
+from kvjax._checks import integer
 from kvjax.chunking import resolve_chunking
 from kvjax.groups import CacheLayout
 from kvjax.ledger import Ledger, Load, Lookup, Store
+from kvjax.memory.host import check_available
 from kvjax.memory.registration import register
 from kvjax.mover import Mover, Transfer
 from kvjax.packing import GRANULE_BYTES, cut_into_units, unit_bytes
@@ -150,6 +152,7 @@ class Offloader:
         platform = register(layout, caches).device.platform
         granule = GRANULE_BYTES.get(platform, GRANULE_BYTES["gpu" if platform in ("cuda", "rocm") else "cpu"])
         units = cut_into_units(self.chunking, unit_bytes(self.chunking, granule))
+        check_available(integer(host_bytes, "host_bytes", at_least=1))
         self.ledger = Ledger(
             self.chunking,
             units,

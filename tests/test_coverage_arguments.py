@@ -3,8 +3,9 @@
 import numpy as np
 import pytest
 
+from kvjax.chunking import resolve_chunking
 from kvjax.coverage import longest_hit, next_cut, store_set
-from kvjax.groups import CacheLayout, FullAttention, Recurrent, Scratch, SlidingWindow
+from kvjax.groups import CacheLayout, FullAttention, GroupSpec, Recurrent, Scratch, SlidingWindow
 from kvjax.retention import retained_from
 from tests.oracles import law
 from tests.oracles.layouts import cut, group
@@ -130,3 +131,11 @@ def test_every_group_has_int64_indices():
     for chunks in (longest_hit(chunking, 20, {"a": [0, 1], "state": [0]}).load, store_set(chunking, 20)):
         assert list(chunks) == ["a", "ring", "state"]
         assert {indices.dtype for indices in chunks.values()} == {np.dtype(np.int64)}
+
+
+def test_a_request_far_longer_than_what_is_resident_is_answered():
+    layout = CacheLayout(
+        [GroupSpec("a", FullAttention(), 16, block_bytes=64), GroupSpec("b", Recurrent(), 16, block_bytes=64)]
+    )
+    hit = longest_hit(resolve_chunking(layout), 2**47, {"a": range(9), "b": [3, 7]})
+    assert hit.hit_tokens == 128

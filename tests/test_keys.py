@@ -268,3 +268,10 @@ def test_a_key_gives_its_namespace_back():
     cut = chunking()
     (key,) = chunk_keys(cut, 0, prefix_hashes(NAMESPACE, range(4), 4), NAMESPACE)
     assert key_namespace(key) == NAMESPACE[:NAMESPACE_BYTES]
+
+
+def test_the_type_of_integers_is_no_part_of_a_key():
+    namespace = bytes(16)
+    wanted = prefix_hashes(namespace, list(range(9)), 4)
+    for dtype in (np.int32, np.uint32, np.int64, np.uint64, np.uint8):
+        assert prefix_hashes(namespace, np.arange(9, dtype=dtype), 4) == wanted

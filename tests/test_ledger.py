@@ -247,11 +247,21 @@ class TestJobs:
         served.end_store(store)
         for ledger in (served.ledger, other.ledger):
             for complete in (ledger.complete_load, ledger.complete_store):
-                with pytest.raises(ValueError, match="a job must be one that was prepared here and not completed yet"):
+                with pytest.raises(ValueError, match="must be one that was prepared here and not completed yet"):
                     complete(load if complete == ledger.complete_load else store, ok=True)
-            with pytest.raises(ValueError, match="a job must be one that was prepared here and not completed yet"):
+            with pytest.raises(ValueError, match="must be one that was prepared here and not completed yet"):
                 ledger.cancel_load(load)
             ledger.check_integrity()
+
+    def test_a_load_is_not_completed_as_a_store(self):
+        served = engine()
+        served.served("a", prompt(20))
+        served.start("b", prompt(20))
+        load = served.load("b")
+        with pytest.raises(ValueError, match="a store must be one that was prepared here and not completed yet"):
+            served.ledger.complete_store(load, ok=True)
+        served.ledger.check_integrity()
+        served.end_load(load)
 
 
 class TestPins:

@@ -273,6 +273,61 @@ class TestPaddedUnits:
         engine.offloader.close()
 
 
+class TestFailures:
+    def test_a_load_that_fails_between_pieces_leaves_the_caller_with_caches_to_go_on(self, monkeypatch):
+        block = layouts.UNIFORM.groups[0].block_bytes
+        engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB, staging_bytes=block)
+        tokens = prompt(np.random.default_rng(20), 40)
+        engine.start("a", tokens)
+        engine.compute("a", 40, step=40)
+        engine.stop("a")
+        offloader = engine.offloader
+        transport, calls = offloader._mover._transport, []
+        move = transport.to_device
+
+        def failing(*arguments):
+            calls.append(1)
+            if len(calls) == 3:
+                raise RuntimeError("out of memory")
+            return move(*arguments)
+
+        monkeypatch.setattr(transport, "to_device", failing)
+        offloader.lookup("b", tokens)
+        caches, job = offloader.load(engine.caches, "b", {"full": np.arange(10)})
+        result = offloader.wait(job)
+        assert (result.ok, result.valid_tokens, result.error) == (False, 0, "RuntimeError: out of memory")
+        offloader.check_integrity()
+        assert offloader.lookup("b", tokens).hit_tokens == 0
+        caches, job = offloader.store(caches, "b", {"full": np.arange(10)}, 40)
+        assert offloader.wait(job).ok
+        offloader.close()
+
+    def test_a_store_that_failed_is_asked_for_again_by_the_next(self, monkeypatch):
+        engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB)
+        tokens = prompt(np.random.default_rng(21), 40)
+        memory = engine.offloader._mover._memory
+        with monkeypatch.context() as patch:
+            patch.setattr(memory, "write", lambda *_: 1 / 0)
+            engine.start("a", tokens)
+            engine.compute("a", 40, step=40)
+            assert [result.ok for result in engine.offloader.wait()][-1] is False
+        assert engine.offloader.stats().failed_jobs == 1
+        engine.stop("a")
+        assert engine.start("b", [*tokens, 1]) == 40
+        engine.offloader.close()
+
+    def test_a_block_named_twice_is_stored_for_its_last_place_only(self):
+        """An engine re-used block 5 for a later place and did not write -1 into the earlier one."""
+        caches = make_caches(layouts.UNIFORM, 16)
+        with kvjax.Offloader(layouts.UNIFORM, caches, host_bytes=MIB) as offloader:
+            offloader.lookup("a", range(12))
+            caches, job = offloader.store(caches, "a", {"full": [5, 5, 6]}, 12, checkpoint=True)
+            assert offloader.wait(job).num_chunks == 0
+            assert offloader.stats().dropped_chunks == 1
+            offloader.finish("a")
+            assert offloader.lookup("b", range(13)).hit_tokens == 0
+
+
 class TestRefusals:
     @pytest.fixture
     def small(self):

@@ -23,10 +23,8 @@ class HostMemory:
     """
 
     def __init__(self, num_units: int, unit_bytes: int, *, show_progress: bool | None = None):
+        check_available(num_units * unit_bytes)
         total = num_units * unit_bytes
-        available = _available_bytes()
-        if available is not None and total > available:
-            raise MemoryError(f"a host pool of {total} bytes needs more memory than the {available} bytes available")
         self._rows = np.empty((num_units, unit_bytes // WORD.itemsize), WORD)
         step = max(1, _TOUCH_BYTES // unit_bytes)
         with progress_bar("host pool", total, show=show_progress) as advance:
@@ -44,6 +42,13 @@ class HostMemory:
         """Copies the units into the first rows of `rows`."""
         for low, high, first in _runs(unit_ids):
             np.copyto(rows[low:high], self._rows[first : first + high - low])
+
+
+def check_available(num_bytes: int) -> None:
+    """Raises a `MemoryError` if the machine does not have so many bytes for a pool."""
+    available = _available_bytes()
+    if available is not None and num_bytes > available:
+        raise MemoryError(f"a host pool of {num_bytes} bytes needs more memory than the {available} bytes available")
 
 
 def _runs(unit_ids: np.ndarray) -> list[tuple[int, int, int]]:
