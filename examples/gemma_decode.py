@@ -30,7 +30,7 @@ from gemma_style.run import COMPILING, MODES, Outcome, run
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-TOKENS_DIFFER, BAD_INPUT = 1, 2
+TOKENS_DIFFER, BAD_INPUT, INTERRUPTED = 1, 2, 130
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -43,6 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, MemoryError, OSError) as error:
         print(f"gemma_decode: error: {' '.join(str(error).split())}", file=sys.stderr)
         return BAD_INPUT
+    except KeyboardInterrupt:
+        print("gemma_decode: interrupted", file=sys.stderr)
+        return INTERRUPTED
     if options.json:
         print(as_json(outcome))
     else:
