@@ -37,14 +37,7 @@ class GroupMoves:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class StorePlan:
-    """Device to host. Every block of every chunk moves.
-
-    Args:
-        moves: in layout order, groups without a chunk left out.
-        num_bytes: bytes of the chunks, without padding.
-    """
-
+class _Plan:
     moves: tuple[GroupMoves, ...]
     num_bytes: int
 
@@ -55,21 +48,23 @@ class StorePlan:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class LoadPlan:
-    """Host to device. Blocks with id -1 are skipped: the device holds them, or nothing needs them.
+class StorePlan(_Plan):
+    """Device to host. Every block of every chunk moves.
 
     Args:
         moves: in layout order, groups without a chunk left out.
         num_bytes: bytes of the chunks, without padding.
     """
 
-    moves: tuple[GroupMoves, ...]
-    num_bytes: int
 
-    @property
-    def num_chunks(self) -> int:
-        """Chunks over all groups."""
-        return sum(moves.num_chunks for moves in self.moves)
+@dataclass(frozen=True, slots=True, eq=False)
+class LoadPlan(_Plan):
+    """Host to device. Blocks with id -1 are skipped: the device holds them, or nothing needs them.
+
+    Args:
+        moves: in layout order, groups without a chunk left out.
+        num_bytes: bytes of the chunks, without padding.
+    """
 
 
 def plan_store(
