@@ -14,7 +14,7 @@ from kvjax.models.caches import LayerCache, Options, Ranks
 from kvjax.models.class_defaults import CLASS_DEFAULTS
 from kvjax.models.equalize import Pages, equal_pages
 from kvjax.models.families import FAMILIES, NOT_UNDERSTOOD, WITHOUT_CACHE, Family
-from kvjax.models.fields import Fields
+from kvjax.models.fields import Fields, refuse_outer
 from kvjax.models.grouping import Bucket, buckets, group, layout, tokens_of_blocks
 from kvjax.models.layers import Mixer, mixers
 from kvjax.models.per_layer import LayerFields
@@ -154,6 +154,7 @@ def decoder_fields(config: Any) -> tuple[Fields, str]:
         inner = next((name for name in _NESTED if isinstance(own.get(name), Mapping) and own[name]), None)
         if inner is None:
             break
+        refuse_outer(own, label)
         outer = {**outer, **{key: own[key] for key in ("dtype", "torch_dtype") if own.get(key) is not None}}
         outer.setdefault("model_type", own.get("model_type"))
         own, label = own[inner], f"{label}{inner}."

@@ -31,7 +31,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
 
 # Fields with such names shape a cache, or may. What none of the rules has read must be off.
 _ABOUT_THE_CACHE = re.compile(
-    r"sink_size|sink_token|num_sink|attention_sink|cross_attention|cross_attn|window|compress|mem_len|memory_|num_mem_tok"
+    r"sink(?!horn)|cross_attention|cross_attn|window|compress|mem_len|memory_|num_mem_tok"
     r"|meta_token|recurren|lstm|_loop|loop_|_cycles|kv_source|kv_share|shared_kv|kv_cache_mode|kv_reuse|yoco|num_self_decoder"
     r"|cla_share|attention_chunk|chunk_attention|local_attention|global_attention|global_token|block_sparse|retention"
     r"|index_kpool|linear_attention|linear_attn|lightning|delta_rule|ssm_state|mamba_d_state|state_size|conv_kernel"
@@ -42,11 +42,13 @@ _ABOUT_THE_CACHE = re.compile(
 # … but these shape none: they steer kernels, masks of other parts, training, or what is read of a whole cache.
 _HARMLESS = re.compile(
     r"vision|audio|image|video|visual|speech|patch|^_|_factor$|^mlp_layer_types$|^mtp_(mlp_)?layer_types$|^mtp_layers_block_type$"
-    r"|^mtp_|block_sparse_moe|add_(swa|full)_attention_sink_bias|sink_init|sink_bias|^unshifted_sink$"
+    r"|^mtp_|block_sparse_moe|sink_init|sink_bias|^unshifted_sink$"
     r"|^max_window_layers$|^use_sliding_window$|^use_prefill_window|^compress_rope|mamba_chunk_size|^keep_window_size$"
     r"|^index_(topk|n_heads|block_size|local_blocks|skip_topk|head_dim|kpool_always)|^num_attention_heads_per_layer$|^position_embedding"
     r"|^ple_|^indexer_compress_ratio$|^prefix_dense_sliding_window_pattern$|^sliding_window_pattern$|^conv_bias$|^use_conv_bias$"
 )
+
+_AROUND_A_DECODER = re.compile(r"sink(?!horn)|cross_attention|cross_attn")
 
 _MISSING = object()
 
@@ -188,6 +190,17 @@ class Fields:
                 raise ValueError(
                     f"`{self._label}{name}` must be a mechanism that kvjax understands or be off, got {_shorten(value)}"
                 )
+
+
+def refuse_outer(own: Mapping[str, Any], label: str) -> None:
+    """Raises:
+    ValueError: fields around a decoder's own name sinks that are kept, or attention to something else.
+    """
+    for name, value in own.items():
+        if _suspicious(name, value) and _AROUND_A_DECODER.search(name):
+            raise ValueError(
+                f"`{label}{name}` must be a mechanism that kvjax understands or be off, got {_shorten(value)}"
+            )
 
 
 def _suspicious(name: Any, value: Any) -> bool:

@@ -63,6 +63,8 @@ WORDS: dict[str, Mixer] = {
     "none": NOTHING,
 }
 
+_MOST_LAYERS = 100_000  # more is a slip, and would take for ever
+
 # The letters of text patterns.
 _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 _WINDOW_LETTERS = {"L": "sliding_attention", "G": "full_attention", "F": "full_attention", "S": "sliding_attention"}
@@ -85,6 +87,8 @@ def mixers(fields: Fields, model_type: str) -> tuple[list[Mixer], list[Mixer]]:
     """
     family = FAMILIES.get(model_type, Family())
     num_mtp = fields.optional("num_mtp_layers") or 0
+    if num_mtp > _MOST_LAYERS:
+        fields.refuse("num_mtp_layers", f"must be at most {_MOST_LAYERS}")
     found = _listed(fields)
     num_layers = _num_layers(fields, found)
     if found is None:
@@ -108,8 +112,8 @@ def _num_layers(fields: Fields, found: _Found | None) -> int:
         return len(found.mixers)  # the list alone says how many
     if value is None:
         raise ValueError("the config must have `num_hidden_layers`, and has none")
-    if not is_int(value) or not 1 <= value <= 100_000:
-        fields.refuse("num_hidden_layers", "must be a positive int of at most 100000", value)
+    if not is_int(value) or not 1 <= value <= _MOST_LAYERS:
+        fields.refuse("num_hidden_layers", f"must be a positive int of at most {_MOST_LAYERS}", value)
     return int(value)
 
 
