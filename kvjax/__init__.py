@@ -4,10 +4,13 @@ from typing import TYPE_CHECKING, Any
 
 from kvjax.chunking import Chunking as Chunking
 from kvjax.chunking import resolve_chunking as resolve_chunking
+from kvjax.configs import layout_from_config as layout_from_config
 from kvjax.coverage import Hit as Hit
 from kvjax.coverage import longest_hit as longest_hit
 from kvjax.coverage import next_cut as next_cut
+from kvjax.coverage import restorable as restorable
 from kvjax.coverage import store_set as store_set
+from kvjax.explain import explain_hit as explain_hit
 from kvjax.groups import CacheLayout as CacheLayout
 from kvjax.groups import ChunkedLocal as ChunkedLocal
 from kvjax.groups import FullAttention as FullAttention
@@ -22,6 +25,7 @@ from kvjax.plan import LoadPlan as LoadPlan
 from kvjax.plan import StorePlan as StorePlan
 from kvjax.plan import plan_load as plan_load
 from kvjax.plan import plan_store as plan_store
+from kvjax.positions import Restorable as Restorable
 from kvjax.retention import retained_from as retained_from
 
 if TYPE_CHECKING:

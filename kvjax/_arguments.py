@@ -48,16 +48,30 @@ def by_group(chunking: Chunking, present: Any, argument: str) -> dict[int, Any]:
     return {chunking.layout.index(name, argument): chunks for name, chunks in present.items()}
 
 
-def present_chunks(chunking: Chunking, group_idx: int, chunks: Any, total: int) -> np.ndarray:
-    """Returns the group's `chunk_idx` that can matter to a request of `total` tokens, ascending."""
+def presence(chunking: Chunking, group_idx: int, chunks: Any, total: int) -> np.ndarray:
+    """Returns the group's chunks that can matter to a request of `total` tokens, see `chunk_set`."""
     group = chunking.layout.groups[group_idx]
     reach = total + group.lookahead_tokens
     num_chunks = -(-reach // (chunking.tokens_per_chunk[group_idx] or 1))
-    return chunk_indices(chunks, f"present of group {group.name!r}", num_chunks)
+    return chunk_set(chunks, f"present of group {group.name!r}", num_chunks)
+
+
+def present_chunks(chunking: Chunking, group_idx: int, chunks: Any, total: int) -> np.ndarray:
+    """Returns the group's `chunk_idx` that can matter to a request of `total` tokens, ascending."""
+    return _as_indices(presence(chunking, group_idx, chunks, total))
 
 
 def chunk_indices(chunks: Any, name: str, num_chunks: int) -> np.ndarray:
     """Returns the distinct `chunk_idx` below `num_chunks` that `chunks` names, ascending `int64`.
+
+    Args and errors are those of `chunk_set`.
+    """
+    return _as_indices(chunk_set(chunks, name, num_chunks))
+
+
+def chunk_set(chunks: Any, name: str, num_chunks: int) -> np.ndarray:
+    """Returns the chunks below `num_chunks` that `chunks` names: a boolean mask, which may be a view of what was
+    given, or distinct `chunk_idx`, ascending `int64`.
 
     Args:
         chunks: a boolean mask by `chunk_idx`, or integer `chunk_idx` in any order.
@@ -69,11 +83,17 @@ def chunk_indices(chunks: Any, name: str, num_chunks: int) -> np.ndarray:
     """
     array = _one_type(chunks, name)
     if array.dtype == bool:
-        return array[:num_chunks].nonzero()[0].astype(np.int64)
-    if len(array) and array.min() < 0:
-        raise ValueError(f"`{name}` must hold non-negative chunk indices, got {array.min()}")
-    array = array[array < num_chunks].astype(np.int64)
-    return np.unique(array) if len(array) > 1 and not (array[1:] > array[:-1]).all() else array
+        return array[:num_chunks]
+    ascending = array.dtype == np.int64 and bool((array[1:] > array[:-1]).all())
+    if len(array) and (least := array[0] if ascending else array.min()) < 0:
+        raise ValueError(f"`{name}` must hold non-negative chunk indices, got {least}")
+    if ascending:
+        return array[: np.searchsorted(array, num_chunks)]
+    return np.unique(array[array < num_chunks].astype(np.int64))
+
+
+def _as_indices(chunks: np.ndarray) -> np.ndarray:
+    return chunks.nonzero()[0].astype(np.int64) if chunks.dtype == bool else chunks
 
 
 def _one_type(chunks: Any, name: str) -> np.ndarray:

@@ -5,8 +5,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 
-def read_json(path: str) -> Any:
+def read_json(path: str, *, constants: bool = False) -> Any:
     """Returns the JSON document in a UTF-8 file.
+
+    Args:
+        path: of the file.
+        constants: take NaN and infinities, which are no JSON, but which published configs hold.
 
     Raises:
         ValueError: the file is missing, a directory, unreadable, empty, not UTF-8 or not JSON, holds NaN or
@@ -27,7 +31,7 @@ def read_json(path: str) -> Any:
     if not content.strip():
         raise ValueError(f"{path!r} is empty")
     try:
-        return json.loads(content, parse_constant=_refuse_constant, object_pairs_hook=_object)
+        return json.loads(content, parse_constant=float if constants else _refuse_constant, object_pairs_hook=_object)
     except RecursionError:
         raise ValueError(f"{path!r} is nested too deeply") from None
     except ValueError as error:

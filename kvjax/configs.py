@@ -91,4 +91,4 @@ def config_document(config: Any) -> Any:
         raise ValueError(f"`config` must be a mapping or the path of a config.json, got {config!r}")
     if Path(path).is_dir():
         path = str(Path(path) / "config.json")
-    return read_json(path)
+    return read_json(path, constants=True)

@@ -1,30 +1,28 @@
-"""The law: what resuming at a position needs, and all that follows from it.
+"""What follows from the law (`kvjax.law`): hits, load sets, store sets, cuts.
 
-`needed` and `restorable_spans` state the law for each kind of attention; everything else in this module
-is arithmetic on their results that knows no kind, and no other module restates them. Positions and tokens
-are counted from the start of the sequence; all intervals of *tokens* are half-open `[start, stop)`, all
-intervals of *positions* are closed `[first, last]`.
+It is arithmetic on the law's results. Positions and tokens are counted from the start of the sequence; all
+intervals of *tokens* are half-open `[start, stop)`, all intervals of *positions* are closed `[first, last]`.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 
-from kvjax._arguments import by_group, check_chunking, checkpoint_list, chunk_indices, device_prefix, present_chunks
+from kvjax._arguments import by_group, check_chunking, checkpoint_list, chunk_indices, device_prefix, presence
 from kvjax._checks import integer
-from kvjax._intervals import EMPTY, intersect, runs_of, with_run
+from kvjax._intervals import EMPTY, Intervals, merged, multiples_in, with_run
+from kvjax._resident import Resident as Resident
+from kvjax._search import PositionSet, in_common, largest, smallest
 from kvjax.chunking import Chunking
-from kvjax.groups import ChunkedLocal, FullAttention, GroupSpec, Kind, Recurrent, Scratch, SlidingWindow
-
-# The first span of positions that a search looks at; each further one is twice as wide. A long prompt
-# then costs what its answer costs.
-_FIRST_SPAN = 4096
-# … up to this, so that what a search holds at a time stays small.
-_WIDEST_SPAN = 2**22
-
-_ZERO = np.zeros(1, np.int64)
+from kvjax.groups import Kind, Recurrent
+from kvjax.law import needed as needed
+from kvjax.law import reach as reach
+from kvjax.law import required as required
+from kvjax.law import restorable_spans as restorable_spans
+from kvjax.positions import Restorable, check_all
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -42,111 +40,6 @@ class Hit:
     limited_by: tuple[str, ...]
 
 
-# --- the law ------------------------------------------------------------------------------------------
-
-
-def needed(kind: Kind, position: int) -> tuple[int, int]:
-    """Returns the tokens `[start, stop)` that must be in the cache to compute the token at `position`.
-
-    A recurrent group needs its state *at* `position`, which is the last token a state covers: the
-    interval holds that token alone.
-
-    >>> needed(SlidingWindow(4), 10)
-    (7, 10)
-    """
-    if position == 0:
-        return (0, 0)
-    match kind:
-        case FullAttention():
-            return (0, position)
-        case SlidingWindow(window_tokens):
-            return (max(0, position - window_tokens + 1), position)
-        case ChunkedLocal(chunk_tokens):
-            return (position // chunk_tokens * chunk_tokens, position)
-        case Recurrent():
-            return (position - 1, position)
-        case Scratch():
-            return (0, 0)
-
-
-def required(group: GroupSpec, position: int) -> tuple[int, int]:
-    """Returns `needed` extended by the group's lookahead: the tokens that must be resident."""
-    start, stop = needed(group.kind, position)
-    if position == 0 or not group.lookahead_tokens:
-        return (start, stop)
-    return (start, position + group.lookahead_tokens)
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Resident:
-    """What one group has, on the host or on the device.
-
-    Args:
-        starts: ascending `int64`, first tokens of the maximal runs of resident tokens.
-        stops: `int64`, the ends of those runs (exclusive).
-        states: ascending `int64` positions at which a recurrent group has its state.
-        spacing: positions `spacing, 2 * spacing, …` up to `spaced_to` are states, too.
-        spaced_to: see `spacing`.
-    """
-
-    starts: np.ndarray
-    stops: np.ndarray
-    states: np.ndarray
-    spacing: int = 1
-    spaced_to: int = 0
-
-
-def restorable_spans(
-    kind: Kind, lookahead: int, resident: Resident, low: int, high: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Returns the positions in `[low, high]` that `resident` can restore, as ascending closed intervals."""
-    match kind:
-        case FullAttention():
-            from_zero = (resident.starts[:1] == 0).nonzero()[0]
-            firsts, lasts = resident.starts[from_zero], resident.stops[from_zero] - lookahead
-        case SlidingWindow(1) if lookahead == 0:
-            firsts, lasts = _ZERO + low, _ZERO + high
-        case SlidingWindow(window_tokens):
-            firsts = np.where(resident.starts == 0, 0, resident.starts + (window_tokens - 1))
-            lasts = resident.stops - lookahead
-        case ChunkedLocal(chunk_tokens):
-            firsts = np.arange(low // chunk_tokens * chunk_tokens, high + 1, chunk_tokens, dtype=np.int64)
-            run = np.searchsorted(resident.starts, firsts, side="right") - 1
-            reach = np.concatenate([resident.stops, _ZERO])[run]  # run -1, before every run, reaches 0
-            lasts = np.where(reach > firsts, np.minimum(firsts + (chunk_tokens - 1), reach), firsts)
-        case Recurrent():
-            spaced = np.arange(
-                -(-max(low, 1) // resident.spacing) * resident.spacing,
-                min(high, resident.spaced_to) + 1,
-                resident.spacing,
-                dtype=np.int64,
-            )
-            firsts = lasts = np.union1d(resident.states, spaced) if len(spaced) else resident.states
-        case Scratch():
-            firsts, lasts = _ZERO + low, _ZERO + high
-    firsts, lasts = np.maximum(firsts, low), np.minimum(lasts, high)
-    some = firsts <= lasts
-    firsts, lasts = firsts[some], lasts[some]
-    if low == 0 and not (len(firsts) and firsts[0] == 0):
-        firsts, lasts = np.concatenate([_ZERO, firsts]), np.concatenate([_ZERO, lasts])
-    return firsts, lasts
-
-
-def reach(kind: Kind, lookahead: int, resident: Resident) -> int | None:
-    """Returns a position beyond which `resident` restores nothing, `None` if there is no such bound."""
-    match kind:
-        case FullAttention():
-            return int(resident.stops[0]) - lookahead if len(resident.stops) else 0
-        case SlidingWindow(window_tokens) if window_tokens > 1 or lookahead:
-            return int(resident.stops[-1]) - lookahead if len(resident.stops) else 0
-        case Recurrent():
-            return max(resident.spaced_to, int(resident.states[-1]) if len(resident.states) else 0)
-    return None
-
-
-# --- what follows from it -----------------------------------------------------------------------------
-
-
 def longest_hit(
     chunking: Chunking,
     num_tokens: int,
@@ -154,6 +47,7 @@ def longest_hit(
     *,
     device_tokens: int | Mapping[str, int] = 0,
     resume_multiple: int = 1,
+    ranks: Sequence[Restorable] = (),
 ) -> Hit:
     """Returns the longest prefix of a request of `num_tokens` tokens that can be restored.
 
@@ -165,6 +59,10 @@ def longest_hit(
         device_tokens: length of the prefix that the device holds, one for all groups or one per group
             (a missing group has 0); at most `num_tokens - 1`.
         resume_multiple: the hit is a multiple of this, or what the device holds already.
+        ranks: what other ranks of the model can restore for the request, as their `restorable` says: the hit
+            is then the largest position that this rank and all of them can restore, and equal on all ranks.
+            `limited_by` still names groups of this rank alone, those that cannot restore the next larger
+            candidate *here*; it is empty where only another rank limits.
 
     Raises:
         ValueError: an argument of the wrong type or range, or a group that is unknown or scratch.
@@ -175,22 +73,58 @@ def longest_hit(
     >>> longest_hit(resolve_chunking(layout), 28, {"full": range(7), "state": [0]}).hit_tokens
     16
     """
-    check_chunking(chunking)
-    total = integer(num_tokens, "num_tokens", at_least=1)
-    multiple = integer(resume_multiple, "resume_multiple", at_least=1)
-    device, floor = device_prefix(chunking, device_tokens, total)
-    given = by_group(chunking, present, "present")
-    chunks = {g: present_chunks(chunking, g, listed, total) for g, listed in given.items()}
-    resident = {g: resident_of(chunking, g, chunks.get(g, EMPTY), device[g]) for g in chunking.layout.cached}
-    hit = max(floor, largest_common(chunking, resident, total - 1, multiple))
+    request = _request(chunking, num_tokens, present, device_tokens, resume_multiple)
+    hit = _hit_tokens(request, check_all(ranks, "ranks"))
     return Hit(
         hit_tokens=hit,
         load={
-            group.name: _load_chunks(chunking, g, hit, device[g]) if g in device else EMPTY
+            group.name: _load_chunks(chunking, g, hit, request.device[g]) if group.is_cached else EMPTY
             for g, group in enumerate(chunking.layout.groups)
         },
-        limited_by=_limited_by(chunking, chunks, device, resident, hit, total, multiple),
+        limited_by=_limited_by(request, hit),
     )
+
+
+def restorable(
+    chunking: Chunking,
+    num_tokens: int,
+    present: Mapping[str, Any],
+    *,
+    device_tokens: int | Mapping[str, int] = 0,
+    resume_multiple: int = 1,
+) -> Restorable:
+    """Returns every position at which a request of `num_tokens` tokens can resume on this rank.
+
+    They are the hits that `longest_hit` may choose from: 0, the multiples of `resume_multiple` below
+    `num_tokens` that every group can restore, and what the device holds in all groups. Ranks that hold
+    different chunks send each other these sets (`Restorable.to_bytes`) and resume at the largest position
+    of the intersection.
+
+    Args:
+        chunking: the layout and its chunks.
+        num_tokens: see `longest_hit`; likewise the others.
+        present: the chunks of this rank.
+        device_tokens: what this rank's device holds.
+        resume_multiple: of more than 1, every position but the device's is an interval of its own.
+
+    Raises:
+        ValueError: as `longest_hit`, or the set has more than `kvjax.positions.MOST_INTERVALS` intervals.
+
+    >>> from kvjax import CacheLayout, FullAttention, GroupSpec, SlidingWindow, resolve_chunking
+    >>> layout = CacheLayout([GroupSpec("full", FullAttention(), 4, block_bytes=64),
+    ...                       GroupSpec("window", SlidingWindow(4), 4, block_bytes=64)])
+    >>> restorable(resolve_chunking(layout), 28, {"full": range(5), "window": [0, 3, 4]})
+    Restorable(0-4, 15-20)
+    """
+    request = _request(chunking, num_tokens, present, device_tokens, resume_multiple)
+    high = common_reach(chunking, request.resident, request.total - 1)
+    firsts, lasts = merged(*common_positions(chunking, request.resident, 0, max(0, high)))
+    if request.multiple > 1:
+        firsts = lasts = multiples_in(firsts, lasts, request.multiple)
+    if request.floor:
+        firsts, stops = with_run(firsts, lasts + 1, request.floor, request.floor + 1)
+        lasts = stops - 1
+    return Restorable(firsts, lasts)
 
 
 def store_set(
@@ -217,7 +151,7 @@ def store_set(
     """
     positions = stored_positions(chunking, checkpoint, resume_multiple=resume_multiple, missing=missing)
     return {
-        group.name: np.unique(np.concatenate([chunks_required(chunking, g, position) for position in positions]))
+        group.name: _union(*(chunks_required(chunking, g, position) for position in positions))
         for g, group in enumerate(chunking.layout.groups)
     }
 
@@ -311,6 +245,37 @@ def blocks_to_load(
 # --- arithmetic that knows no kind ----------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Request:
+    """A lookup whose arguments were checked; `floor` is what the device holds in all groups."""
+
+    chunking: Chunking
+    total: int
+    multiple: int
+    device: dict[int, int]
+    floor: int
+    resident: dict[int, Resident]
+
+
+def _request(chunking: Any, num_tokens: Any, present: Any, device_tokens: Any, resume_multiple: Any) -> _Request:
+    check_chunking(chunking)
+    total = integer(num_tokens, "num_tokens", at_least=1)
+    multiple = integer(resume_multiple, "resume_multiple", at_least=1)
+    device, floor = device_prefix(chunking, device_tokens, total)
+    given = by_group(chunking, present, "present")
+    chunks = {g: presence(chunking, g, listed, total) for g, listed in given.items()}
+    resident = {g: resident_of(chunking, g, chunks.get(g, EMPTY), device[g]) for g in chunking.layout.cached}
+    return _Request(chunking, total, multiple, device, floor, resident)
+
+
+def _hit_tokens(request: _Request, ranks: Sequence[Restorable]) -> int:
+    """The largest position that this rank and the others can restore."""
+    sets = [*_sets(request.chunking, request.resident), *(rank.within for rank in ranks)]
+    high = common_reach(request.chunking, request.resident, request.total - 1)
+    found = largest(sets, min([high, *(rank.largest() for rank in ranks)]), request.multiple)
+    return max(found, request.floor if all(request.floor in rank for rank in ranks) else 0)
+
+
 def chunk_tokens_of(chunking: Chunking, group_idx: int) -> int:
     """Returns `tokens_per_chunk` of a cached group."""
     tokens = chunking.tokens_per_chunk[group_idx]
@@ -321,19 +286,10 @@ def chunk_tokens_of(chunking: Chunking, group_idx: int) -> int:
 def resident_of(
     chunking: Chunking, group_idx: int, chunks: np.ndarray, device_tokens: int, complete_to: int = 0
 ) -> Resident:
-    """What a group has: ascending `chunks`, the device's tokens, and every chunk that ends by `complete_to`."""
-    kind = chunking.layout.groups[group_idx].kind
+    """What a group has: `chunks` (see `Resident`), the device's tokens, and every chunk that ends by `complete_to`."""
     tokens = chunk_tokens_of(chunking, group_idx)
-    if isinstance(kind, Recurrent):
-        states = (chunks + 1) * tokens
-        if device_tokens:
-            states = np.union1d(states, [device_tokens])
-        return Resident(EMPTY, EMPTY, states, tokens, complete_to)
-    starts, stops = (bound * tokens for bound in runs_of(chunks))
-    for start, stop in (needed(kind, device_tokens), (0, complete_to // tokens * tokens)):
-        if start < stop:
-            starts, stops = with_run(starts, stops, start, stop)
-    return Resident(starts, stops, EMPTY)
+    start, stop = needed(chunking.layout.groups[group_idx].kind, device_tokens)
+    return Resident(tokens, chunks, (start, stop) if start < stop else (0, 0), complete_to // tokens)
 
 
 def _complete(chunking: Chunking, group_idx: int, position: int, missing: Any) -> Resident:
@@ -344,75 +300,44 @@ def _complete(chunking: Chunking, group_idx: int, position: int, missing: Any) -
     name = f"missing of group {chunking.layout.groups[group_idx].name!r}"
     has = np.ones(num_chunks, bool)
     has[chunk_indices(missing, name, num_chunks)] = False
-    return resident_of(chunking, group_idx, np.flatnonzero(has), 0)
+    return resident_of(chunking, group_idx, has, 0)
 
 
-def common_positions(
-    chunking: Chunking, resident: Mapping[int, Resident], low: int, high: int
-) -> tuple[np.ndarray, np.ndarray]:
-    """Positions in `[low, high]` that every cached group can restore, as ascending closed intervals."""
-    firsts, lasts = _ZERO + low, _ZERO + high
-    for g, has in resident.items():
-        group = chunking.layout.groups[g]
-        firsts, lasts = intersect(firsts, lasts, *restorable_spans(group.kind, group.lookahead_tokens, has, low, high))
-        if not len(firsts):
-            break
-    return firsts, lasts
+def _sets(chunking: Chunking, resident: Mapping[int, Resident]) -> list[PositionSet]:
+    """What each group can restore, as sets of positions."""
+    groups = chunking.layout.groups
+    return [partial(restorable_spans, groups[g].kind, groups[g].lookahead_tokens, has) for g, has in resident.items()]
+
+
+def common_positions(chunking: Chunking, resident: Mapping[int, Resident], low: int, high: int) -> Intervals:
+    """Positions in `[low, high]` that every group of `resident` can restore, as ascending closed intervals."""
+    return in_common(_sets(chunking, resident), low, high)
+
+
+def common_reach(chunking: Chunking, resident: Mapping[int, Resident], bound: int) -> int:
+    """A position, at most `bound`, beyond which the groups have none in common up to `bound`."""
+    groups = chunking.layout.groups
+    reaches = [reach(groups[g].kind, groups[g].lookahead_tokens, has) for g, has in resident.items()]
+    return min([bound, *(limit for limit in reaches if limit is not None)])
 
 
 def largest_common(chunking: Chunking, resident: Mapping[int, Resident], bound: int, multiple: int) -> int:
     """The largest multiple of `multiple`, at most `bound`, that every group can restore; 0 at least."""
-    reaches = [
-        reach(chunking.layout.groups[g].kind, chunking.layout.groups[g].lookahead_tokens, has)
-        for g, has in resident.items()
-    ]
-    high = min([bound, *(limit for limit in reaches if limit is not None)])
-    width = max(_FIRST_SPAN, multiple)
-    while high > 0:
-        low = max(0, high - width)
-        firsts, lasts = common_positions(chunking, resident, low, high)
-        candidates = lasts // multiple * multiple
-        candidates = candidates[candidates >= firsts]
-        if len(candidates):
-            return int(candidates[-1])
-        high, width = low - 1, max(width, min(2 * width, _WIDEST_SPAN))
-    return 0
+    return largest(_sets(chunking, resident), common_reach(chunking, resident, bound), multiple)
 
 
-def _smallest_above(
-    chunking: Chunking, resident: Mapping[int, Resident], position: int, bound: int, multiple: int
-) -> int | None:
-    low, width = position + 1, max(_FIRST_SPAN, multiple)
-    while low <= bound:
-        high = min(bound, low + width)
-        firsts, lasts = common_positions(chunking, resident, low, high)
-        candidates = -(-firsts // multiple) * multiple
-        candidates = candidates[candidates <= lasts]
-        if len(candidates):
-            return int(candidates[0])
-        low, width = high + 1, max(width, min(2 * width, _WIDEST_SPAN))
-    return None
-
-
-def _limited_by(
-    chunking: Chunking,
-    chunks: Mapping[int, np.ndarray],
-    device: Mapping[int, int],
-    resident: Mapping[int, Resident],
-    hit: int,
-    total: int,
-    multiple: int,
-) -> tuple[str, ...]:
+def _limited_by(request: _Request, hit: int) -> tuple[str, ...]:
+    chunking, total, multiple = request.chunking, request.total, request.multiple
     if hit + multiple - hit % multiple > total - 1:
         return ()
-    could = {g: resident_of(chunking, g, chunks.get(g, EMPTY), device[g], total) for g in resident}
-    candidate = _smallest_above(chunking, could, hit, total - 1, multiple)
+    could = {g: replace(has, num_complete=total // has.tokens_per_chunk) for g, has in request.resident.items()}
+    candidate = smallest(_sets(chunking, could), hit + 1, total - 1, multiple)
     if candidate is None:
         return ()
     return tuple(
         chunking.layout.groups[g].name
-        for g in resident
-        if not len(common_positions(chunking, {g: resident[g]}, candidate, candidate)[0])
+        for g, has in request.resident.items()
+        if not len(common_positions(chunking, {g: has}, candidate, candidate)[0])
     )
 
 
@@ -429,7 +354,7 @@ def _load_chunks(chunking: Chunking, group_idx: int, position: int, device_token
     kind = chunking.layout.groups[group_idx].kind
     tokens = chunk_tokens_of(chunking, group_idx)
     parts = [_chunks_between(tokens, *span) for span in _missing(kind, position, device_tokens)]
-    return parts[0] if len(parts) == 1 else np.unique(np.concatenate(parts))
+    return parts[0] if len(parts) == 1 else _union(*parts)
 
 
 def chunks_required(chunking: Chunking, group_idx: int, position: int) -> np.ndarray:
@@ -444,3 +369,11 @@ def _chunks_between(tokens_per_chunk: int, start: int, stop: int) -> np.ndarray:
     if start >= stop:
         return EMPTY
     return np.arange(start // tokens_per_chunk, -(-stop // tokens_per_chunk), dtype=np.int64)
+
+
+def _union(chunks: np.ndarray, more: np.ndarray) -> np.ndarray:
+    """The union of two ranges of `chunk_idx`, the first of which starts first unless one is empty."""
+    if not len(chunks) or not len(more):
+        return more if len(more) else chunks
+    assert chunks[0] <= more[0], "the ranges are in order"
+    return np.concatenate([chunks, more[max(0, int(chunks[-1] - more[0]) + 1) :]])

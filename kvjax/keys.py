@@ -6,7 +6,10 @@ chunk their meaning. A chunk's key is the prefix hash at its last token, with it
 """
 
 import hashlib
+import struct
 from collections.abc import Iterable, Sequence
+from itertools import repeat
+from operator import add
 from typing import Any
 
 import numpy as np
@@ -67,15 +70,13 @@ def prefix_hashes(
     """
     tokens = token_array(token_ids)
     unit = integer(tokens_per_hash, "tokens_per_hash", at_least=1)
-    data = memoryview(tokens.astype("<i8", copy=False).tobytes())
-    width = unit * 8
+    data = tokens[: len(tokens) // unit * unit].astype("<i8", copy=False).tobytes()
     chain = namespace if previous is None else previous
-    hashes = []
     blake2b = hashlib.blake2b
-    for start in range(0, len(tokens) // unit * width, width):
-        chain = blake2b(data[start : start + width], digest_size=HASH_BYTES, key=chain).digest()
-        hashes.append(chain)
-    return hashes
+    return [
+        chain := blake2b(tokens_of_unit, digest_size=HASH_BYTES, key=chain).digest()
+        for (tokens_of_unit,) in struct.iter_unpack(f"{8 * unit}s", data)
+    ]
 
 
 def token_array(token_ids: Any) -> np.ndarray:
@@ -126,7 +127,7 @@ def chunk_keys(
     per_chunk = chunking.hashes_per_chunk[group_idx]
     assert per_chunk is not None, "scratch groups have no keys"
     tag = group_idx.to_bytes(_GROUP_BYTES, "little") + namespace[:NAMESPACE_BYTES]
-    return [digest + tag for digest in hashes[(first_chunk + 1) * per_chunk - 1 :: per_chunk]]
+    return list(map(add, hashes[(first_chunk + 1) * per_chunk - 1 :: per_chunk], repeat(tag)))
 
 
 def key_group(key: ChunkKey) -> int:

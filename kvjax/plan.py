@@ -195,8 +195,9 @@ def chunk_blocks(
     # A recurrent chunk holds one state, at its last block.
     first = per_chunk - 1 if isinstance(chunking.layout.groups[group_idx].kind, Recurrent) else 0
     places = chunks[:, None] * per_chunk + first + np.arange(blocks)
-    matter = np.ones(places.shape, bool) if needed is None else needed
-    last = int(places[matter].max(initial=-1))
+    if places.max(initial=-1) < len(table):
+        return table[places]
+    last = int((places if needed is None else places[needed]).max(initial=-1))
     if last >= len(table):
         name = chunking.layout.groups[group_idx].name
         raise ValueError(f"`block_tables` of group {name!r} must cover {last + 1} blocks, got {len(table)}")
@@ -210,18 +211,31 @@ def _distinct_chunks(name: str, listed: Any) -> np.ndarray:
             f"`chunks` of group {name!r} must be a 1-d sequence of chunk indices, "
             f"got a {chunks.ndim}-d one of {chunks.dtype.name}"
         )
-    distinct, counts = np.unique(chunks, return_counts=True)
-    if len(distinct) and (distinct[0] < 0 or counts.max() > 1):
-        wrong = distinct[0] if distinct[0] < 0 else f"{distinct[counts.argmax()]} twice"
+    twice = _named_twice(chunks)
+    if chunks.size and (chunks.min() < 0 or twice is not None):
+        wrong = chunks.min() if chunks.min() < 0 else f"{twice} twice"
         raise ValueError(f"`chunks` of group {name!r} must be distinct non-negative chunk indices, got {wrong}")
     return chunks.astype(np.int64)
 
 
 def _check_units_written_once(moves: list[GroupMoves]) -> None:
     units = [move.unit_ids[: move.num_chunks].ravel() for move in moves]
-    distinct, counts = np.unique(np.concatenate([np.empty(0, np.int32), *units]), return_counts=True)
-    if (counts > 1).any():
-        raise ValueError(f"`unit_ids` must name each unit of a store once, got unit {distinct[counts.argmax()]} twice")
+    twice = _named_twice(np.concatenate([np.empty(0, np.int32), *units]))
+    if twice is not None:
+        raise ValueError(f"`unit_ids` must name each unit of a store once, got unit {twice} twice")
+
+
+def _named_twice(ids: np.ndarray) -> int | None:
+    """Returns the smallest id that is there more than once, `None` if all are distinct.
+
+    >>> _named_twice(np.array([4, 7, 2, 7, 4])), _named_twice(np.array([4, 7, 2]))
+    (4, None)
+    """
+    if (ids[1:] > ids[:-1]).all():
+        return None
+    ordered = np.sort(ids)
+    again = ordered[1:] == ordered[:-1]
+    return int(ordered[again.argmax()]) if again.any() else None
 
 
 def _check_destinations(
@@ -239,11 +253,10 @@ def _check_destinations(
             f"`block_tables` of group {group.name!r} must hold a block wherever one is restored, got the null block"
         )
     check_range(group.name, ids, num_blocks)
-    distinct, counts = np.unique(ids, return_counts=True)
-    if (counts > 1).any():
+    twice = _named_twice(ids)
+    if twice is not None:
         raise ValueError(
-            f"`block_tables` of group {group.name!r} must name each restored block once, "
-            f"got block {distinct[counts > 1][0]} twice"
+            f"`block_tables` of group {group.name!r} must name each restored block once, got block {twice} twice"
         )
     for leaf in _shared_leaves(chunking, group_idx):
         taken = written.setdefault(leaf, {})

@@ -90,8 +90,7 @@ def eviction_ranks(chunking: Chunking, chunks: Mapping[int, np.ndarray]) -> dict
         chunks: resident `chunk_idx` of one request's prefix by `group_idx`; ascending `int64`.
     """
     resident = {g: resident_of(chunking, g, chunks.get(g, EMPTY), 0) for g in chunking.layout.cached}
-    end = max((int(r.stops[-1]) for r in resident.values() if len(r.stops)), default=0)
-    end = max([end, *(int(r.states[-1]) for r in resident.values() if len(r.states))])
+    end = max(held.end() for held in resident.values())
     firsts, lasts = common_positions(chunking, resident, 0, end)
     ranks = {}
     for g, indices in chunks.items():

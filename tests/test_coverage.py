@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvjax import coverage
+from kvjax import _search, coverage
 from kvjax.coverage import longest_hit, needed, required, store_set
 from kvjax.groups import ChunkedLocal, FullAttention, Kind, Recurrent, Scratch, SlidingWindow
 from kvjax.retention import retained_from
@@ -46,18 +46,25 @@ def test_nothing_is_needed_at_0_and_scratch_never_needs_anything(kind):
 # --- hits
 
 
-@settings(max_examples=3000, deadline=None)
-@given(instances())
-def test_hit_load_set_and_limits_equal_brute_force(instance: Instance):
-    assert check_law.hit_difference(instance) is None
-
-
 @settings(max_examples=1000, deadline=None)
-@given(instances(), st.integers(1, 9))
-def test_a_search_in_several_spans_finds_the_same(instance: Instance, span: int):
+@given(instances(), st.booleans())
+def test_hit_load_set_and_limits_equal_brute_force(instance: Instance, as_masks: bool):
+    assert check_law.hit_difference(instance, as_masks=as_masks) is None
+
+
+def test_20_000_random_layouts_equal_brute_force():
+    """The same seeds in every run; `tests/oracles/check_law.py` runs as many more as are wanted."""
+    assert [
+        difference for seed in range(20_000) if (difference := check_law.with_seed(check_law.check_hit, seed))
+    ] == []
+
+
+@settings(max_examples=300, deadline=None)
+@given(instances(), st.integers(1, 9), st.booleans())
+def test_a_search_in_several_spans_finds_the_same(instance: Instance, span: int, as_masks: bool):
     """Long prompts are searched in spans that double; here the first is a few positions wide."""
-    with mock.patch.object(coverage, "_FIRST_SPAN", span):
-        assert check_law.hit_difference(instance) is None
+    with mock.patch.object(_search, "_FIRST_SPAN", span):
+        assert check_law.hit_difference(instance, as_masks=as_masks) is None
 
 
 def test_a_long_prompt_finds_its_hit_far_below_its_end():

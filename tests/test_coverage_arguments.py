@@ -13,13 +13,27 @@ from tests.oracles.layouts import cut, group
 
 @pytest.mark.parametrize(
     "chunks",
-    [[2, 0, 0], (0, 2), {0, 2}, range(0, 4, 2), np.array([2, 0], np.uint8), [True, False, True], [0, 2, 10**30]],
+    [
+        [2, 0, 0],
+        [0, 0, 2],
+        (0, 2),
+        {0, 2},
+        range(0, 4, 2),
+        np.array([2, 0], np.uint8),
+        [True, False, True],
+        [0, 2, 10**30],
+    ],
 )
 def test_presence_is_a_mask_or_indices_in_any_order(chunks):
     chunking = cut(group("window", SlidingWindow(4), 4))
     at = [longest_hit(chunking, n, {"window": chunks}).hit_tokens for n in range(1, 20)]
     present = law.held_by_chunks(chunking, {"window": [0, 2]})
     assert at == [max(law.restorable(chunking, present, n)) for n in range(1, 20)]
+
+
+def test_chunks_named_twice_count_once():
+    chunking = cut(group("full", FullAttention(), 4))
+    assert longest_hit(chunking, 20, {"full": [0, 0, 1, 2, 2, 3]}).hit_tokens == 16
 
 
 @pytest.mark.parametrize("chunks", [[], np.zeros(0), np.zeros(0, bool), np.zeros(9, bool), range(0), ()])

@@ -1,5 +1,6 @@
 """Store sets, cuts, and what an engine may free, against the literal model."""
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -42,7 +43,8 @@ def test_a_lost_chunk_makes_the_store_fall_back_to_what_can_still_be_had():
     """A chunk slid out of the window and was re-used before it was stored: nothing that needs it is stored for it."""
     chunking = cut(group("full", FullAttention(), 4), group("window", SlidingWindow(8), 4))
     assert stored_positions(chunking, 20, missing={"window": [3]}) == (12, 12)
-    assert lists(store_set(chunking, 20, missing={"window": [3]})) == {"full": [0, 1, 2], "window": [1, 2]}
+    for missing in ([3], [9, 3], np.array([0, 0, 0, 1, 0, 1, 1, 1], bool)):
+        assert lists(store_set(chunking, 20, missing={"window": missing})) == {"full": [0, 1, 2], "window": [1, 2]}
     with pytest.raises(ValueError, match="`missing` must name groups of the layout"):
         store_set(chunking, 20, missing={"other": [3]})
     with pytest.raises(ValueError, match="`missing of group 'full'` must hold non-negative chunk indices, got -1"):

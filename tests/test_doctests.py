@@ -3,7 +3,11 @@ import importlib
 
 import pytest
 
-MODULES = ("chunking", "coverage", "groups", "keys", "packing", "plan", "retention")
+MODULES = (
+    *("accounting", "checkpoints", "chunking", "cli.model_options", "cli.options", "cli.plan_costs", "cli.render"),
+    *("configs", "coverage", "explain", "geometry", "groups", "keys", "law", "models.equalize", "packing", "plan"),
+    *("positions", "retention", "traced"),
+)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -5,16 +5,19 @@ A command is a module with `add_parser(commands)`, which adds its options and se
 """
 
 import argparse
+import contextlib
+import io
 import os
 import sys
-from collections.abc import Sequence
-from typing import NoReturn
+from collections.abc import Iterator, Sequence
+from typing import Any, NoReturn, TextIO
 
 import kvjax
-from kvjax.cli import hit, plan
+from kvjax.cli import bench, hit, plan
 
-_COMMANDS = (plan, hit)
+_COMMANDS = (plan, hit, bench)
 BAD_INPUT = 2
+UNWRITTEN = 1
 
 
 class _UsageError(Exception):
@@ -27,20 +30,31 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         raise _UsageError(f"{self.prog}: error: {message}")
 
+    def _print_message(self, message: str, file: Any = None) -> None:
+        """As argparse has it, but help that cannot be written is no success."""
+        print(message, end="", file=file)
+
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code: 0, or 2 for bad input.
+    """Runs the command line and returns its exit code: 0, 2 for bad input, or 1 if what it says cannot be written.
 
     Args:
         argv: the arguments without the program's name; `None` takes those of the process.
     """
+    if sys.stdout is None:  # closed before Python started
+        _complain("kvjax: error: standard output is closed")
+        return UNWRITTEN
     try:
-        code = _run(argv)
+        with _some_stderr():
+            code = _run(argv)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader has gone. What Python would still flush at exit must not raise again.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except BrokenPipeError:  # the reader has gone, and knows
+        _discard(sys.stdout)
+        return UNWRITTEN
+    except OSError as error:  # of the output: the commands turn those of files into bad input
+        _discard(sys.stdout)
+        _complain(f"kvjax: error: standard output cannot be written: {error.strerror or error}")
+        return UNWRITTEN
     return code
 
 
@@ -67,5 +81,29 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _refuse(message: str) -> int:
-    print(" ".join(message.splitlines()), file=sys.stderr)
+    _complain(" ".join(message.splitlines()))
     return BAD_INPUT
+
+
+def _complain(line: str) -> None:
+    if sys.stderr is not None:
+        try:
+            print(line, file=sys.stderr)
+        except OSError:
+            _discard(sys.stderr)
+
+
+def _discard(stream: TextIO) -> None:
+    """What Python would still flush at exit must not raise again."""
+    with contextlib.suppress(io.UnsupportedOperation):  # a stream that is no file has nothing left to flush
+        os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+@contextlib.contextmanager
+def _some_stderr() -> Iterator[None]:
+    """Where standard error is closed, warnings go nowhere: `print` would send them to standard output."""
+    if sys.stderr is not None:
+        yield
+        return
+    with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
+        yield

@@ -3,11 +3,8 @@
 import argparse
 import re
 import reprlib
-from typing import Any
 
 from kvjax.chunking import Chunking, resolve_chunking
-from kvjax.cli.files import read_json
-from kvjax.geometry import is_model_config, layout_from_geometry
 from kvjax.groups import CacheLayout
 
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
@@ -69,7 +66,11 @@ def blocks_per_chunk(text: str) -> int | dict[str, int] | str:
 
 def add_chunking(parser: argparse.ArgumentParser) -> None:
     """Adds the geometry file and the options that cut its groups into chunks."""
-    parser.add_argument("geometry", metavar="GEOMETRY", help="a geometry file: the cache's groups, as JSON")
+    parser.add_argument(
+        "geometry",
+        metavar="GEOMETRY",
+        help="a geometry file (the cache's groups, as JSON), a model's config.json, or the folder of one",
+    )
     parser.add_argument(
         "--blocks-per-chunk",
         type=blocks_per_chunk,
@@ -94,24 +95,6 @@ def add_chunking(parser: argparse.ArgumentParser) -> None:
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Adds `--json`."""
     parser.add_argument("--json", action="store_true", help="print one JSON document on one line")
-
-
-def read_layout(args: argparse.Namespace) -> CacheLayout:
-    """Returns the layout of the geometry file that the arguments name.
-
-    Raises:
-        ValueError: the file cannot be read, is a model's config, or is no valid geometry.
-    """
-    document: Any = read_json(args.geometry)
-    if is_model_config(document):
-        raise ValueError(
-            f"{args.geometry!r} is a model's config.json; kvjax {args.command} reads geometry files, objects with the "
-            f"key `groups`"
-        )
-    try:
-        return layout_from_geometry(document)
-    except ValueError as error:
-        raise ValueError(f"{args.geometry!r}: {error}") from error
 
 
 def chunking(args: argparse.Namespace, layout: CacheLayout) -> Chunking:

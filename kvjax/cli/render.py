@@ -1,6 +1,7 @@
 """What the commands print for people."""
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 from rich.console import Console
@@ -11,13 +12,13 @@ _NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _WIDE = 200  # columns where standard output is no terminal, so that nothing is folded
 
 
-def human_bytes(num_bytes: int) -> str:
+def human_bytes(num_bytes: float) -> str:
     """Returns a byte count in the largest unit it reaches.
 
     >>> human_bytes(65536), human_bytes(2146304)
     ('64 KiB', '2.05 MiB')
     """
-    power = min((max(num_bytes, 1).bit_length() - 1) // 10, len(_NAMES) - 1)
+    power = min((max(int(num_bytes), 1).bit_length() - 1) // 10, len(_NAMES) - 1)
     scaled = num_bytes / 1024**power
     return f"{int(scaled)} {_NAMES[power]}" if scaled == int(scaled) else f"{scaled:.2f} {_NAMES[power]}"
 
@@ -27,11 +28,37 @@ def both_bytes(num_bytes: int) -> str:
     return f"{num_bytes:,} B" + (f" ({human_bytes(num_bytes)})" if num_bytes >= 1024 else "")
 
 
-def print_plan(document: dict[str, Any]) -> None:
-    """Prints a plan: one row per group, then the sums."""
-    table = Table("group", "kind", box=None, header_style="bold", pad_edge=False)
-    for heading in ("layers", "tokens/block", "block", "blocks/chunk", "tokens/chunk", "chunk", "units", "padding"):
-        table.add_column(heading, justify="right")
+def print_plan(document: dict[str, Any], checkpoints: str) -> None:
+    """Prints a plan: how groups are cut, what they cost, the sums, and what a budget holds.
+
+    Args:
+        document: see `kvjax.cli.plan.describe`.
+        checkpoints: the chosen ones, in words.
+    """
+    console = _console()
+    console.print(_cut_table(document))
+    console.print()
+    console.print(_cost_table(document))
+    console.print()
+    for line in [*_sums(document, checkpoints), *_of_model(document)]:
+        console.print(_text(line))
+    if document["host"] or document["request"]:
+        console.print()
+        console.print(_capacity_table(document))
+
+
+def _cut_table(document: dict[str, Any]) -> Table:
+    headings = (
+        "layers",
+        "tokens\nper block",
+        "block",
+        "blocks\nper chunk",
+        "tokens\nper chunk",
+        "chunk",
+        "units",
+        "padding",
+    )
+    table = _table("group", "kind", right=headings)
     for group in document["groups"]:
         chunk_bytes = group["chunk_bytes"]
         table.add_row(
@@ -39,29 +66,129 @@ def print_plan(document: dict[str, Any]) -> None:
             _kind(group),
             f"{group['num_layers']}",
             f"{group['tokens_per_block']:,}",
-            both_bytes(group["block_bytes"]),
+            f"{group['block_bytes']:,} B",
             _number(group["blocks_per_chunk"]),
             _number(group["tokens_per_chunk"]),
             "-" if chunk_bytes is None else both_bytes(chunk_bytes),
             _number(group["units_per_chunk"]),
             "-" if chunk_bytes is None else f"{100 * group['padding_bytes'] / chunk_bytes:.2f} %",
         )
-    growing = document["bytes_per_token_growing"]
+    return table
+
+
+def _cost_table(document: dict[str, Any]) -> Table:
+    ranks = document["per_host"]["ranks"]
+    host = f"host bytes of\n{document['share_tokens']:,} tokens"
+    headings = ("bytes\nper token", "and layer", "window cap", "state", "one\ncheckpoint", host, "share")
+    table = _table("group", right=headings if ranks == 1 else ("shards", *headings))
+    for group in document["groups"]:
+        if group["kind"] == "scratch":
+            continue
+        share = group["share"]
+        cells = [
+            _exact(group["bytes_per_token"]),
+            _exact(group["bytes_per_token_per_layer"]),
+            *(_human(group[key]) for key in ("window_cap_bytes", "state_bytes", "checkpoint_bytes", "host_bytes")),
+            "-" if share is None else f"{100 * share:.1f} %",
+        ]
+        if ranks > 1:
+            cells.insert(0, f"{group['distinct_shards']} of {ranks}")
+        table.add_row(_text(group["name"]), *cells)
+    return table
+
+
+def _sums(document: dict[str, Any], checkpoints: str) -> list[str]:
+    one, every, chosen = document["per_rank"], document["per_host"], document["checkpoints"]
+    per_token = chosen["bytes_per_token"][chosen["rule"]]
+    default = " (the default)" if chosen["source"] == "default" else ""
     lines = [
         f"hash unit         {document['tokens_per_hash']:,} tokens",
         f"pool unit         {both_bytes(document['unit_bytes'])}",
-        f"growing cache     {both_bytes(growing) if isinstance(growing, int) else f'{growing:,.2f} B'} per token",
+        f"growing cache     {_both(one['bytes_per_token_growing'])} per token",
+        f"window caps       {_both(one['window_cap_bytes'])} per sequence",
+        f"states            {_both(one['state_bytes_per_sequence'])} per sequence",
     ]
+    if every["ranks"] > 1:
+        lines[2:] = [f"{line} on each of {every['ranks']:,} ranks" for line in lines[2:]]
+        lines += [
+            f"all ranks         {_both(every['bytes_per_token_growing'])} per token, "
+            f"{_human(every['window_cap_bytes'])} of windows and {_human(every['state_bytes_per_sequence'])} of states "
+            f"per sequence"
+        ]
+    lines.append(f"checkpoints       {checkpoints}{default}")
+    if chosen["bytes_per_checkpoint"] is not None:
+        cost = _both(chosen["bytes_per_checkpoint"])
+        lines.append(f"one checkpoint    {cost} of windows and states on the host, or less where they overlap")
+    if per_token is not None:
+        lines.append(f"host per token    {_both(per_token)} in the long run, with these checkpoints")
+    if document["request"]:
+        request = document["request"]
+        lines.append(
+            f"one request       of {request['num_tokens']:,} tokens takes {_both(request['device_bytes_per_host'])} on "
+            f"{'the device' if every['ranks'] == 1 else 'the devices'}"
+        )
     if document["host"]:
         lines.append(
             f"host memory       {both_bytes(document['host']['budget_bytes'])} holds a prefix of "
-            f"{document['host']['tokens']:,} tokens"
+            f"{document['host']['by_checkpoints']['dense']['tokens']:,} tokens with every chunk of every group"
+            + ("" if every["ranks"] == 1 else f", of {every['ranks']:,} ranks")
         )
-    console = _console()
-    console.print(table)
-    console.print()
-    for line in lines:
-        console.print(Text(line))
+    return lines
+
+
+def _of_model(document: dict[str, Any]) -> list[str]:
+    """What is known of the model, where the groups come from its config."""
+    model = document.get("model")
+    if model is None:
+        return []
+    lines = []
+    pool = model["pool"]
+    if pool is not None:
+        lines.append(
+            f"shared pool       blocks of {both_bytes(pool['block_bytes'])}: {pool['layers_per_group']} layers of "
+            f"{both_bytes(pool['page_bytes'])}"
+        )
+    for name, padding in model["padding_bytes"].items():
+        if padding:
+            lines.append(f"empty             {both_bytes(padding)} of each block of group {name!r}")
+    if model["shared_layers"]:
+        lines.append(f"shared layers     {model['shared_layers']} layers read another layer's cache and own none")
+    lines += [f"assumed           {sentence}" for sentence in model["assumed"]]
+    return lines + [f"note              {sentence}" for sentence in model["notes"]]
+
+
+def _capacity_table(document: dict[str, Any]) -> Table:
+    """One row per choice of checkpoints: the bytes of one request in both parts, and what the budget holds."""
+    host, request = document["host"], document["request"]
+    chosen = document["checkpoints"]
+    length = f"{request['num_tokens']:,}" if request else ""
+    headings = [
+        "in the long run\nper token",
+        f"{f'of {length}' if request else 'longest'}:\ngrowing part",
+        "fixed part",
+        "total",
+    ]
+    headings += ["longest\nrequest"] if host else []
+    headings += [f"requests of\n{length}"] if host and request else []
+    table = _table("checkpoints", right=headings)
+    names = {"dense": "every chunk", "end": "at the end only", "listed": "as listed"}
+    every = chosen["checkpoint_tokens"] or chosen["default_checkpoint_tokens"]
+    names |= {"every": f"every {every:,} tokens"} if every else {}
+    for rule in [rule for rule in chosen["bytes_per_token"] if rule in names]:
+        held = host and host["by_checkpoints"][rule]
+        part = (request["by_checkpoints"][rule] if request else held) or {}
+        growing, fixed = part.get("growing_bytes"), part.get("fixed_bytes")
+        cells = [
+            _human(chosen["bytes_per_token"][rule]),
+            *(_human(value) for value in (growing, fixed, None if growing is None else growing + fixed)),
+        ]
+        if host:
+            cells.append("-" if held is None or rule == "listed" else _number(held["tokens"], "any length"))
+        if host and request:
+            cells.append("-" if held is None else _number(held["requests"], "any number"))
+        mark = " (chosen)" if rule == chosen["rule"] else ""
+        table.add_row(names[rule] + mark, *cells)
+    return table
 
 
 def print_hit(document: dict[str, Any], num_tokens: int) -> None:
@@ -94,8 +221,27 @@ def _kind(group: dict[str, Any]) -> str:
     return " ".join(parts)
 
 
-def _number(value: int | None) -> str:
-    return "-" if value is None else f"{value:,}"
+def _table(*left: str, right: Sequence[str] = ()) -> Table:
+    table = Table(*left, box=None, header_style="bold", pad_edge=False)
+    for heading in right:
+        table.add_column(heading, justify="right")
+    return table
+
+
+def _number(value: int | None, nothing: str = "-") -> str:
+    return nothing if value is None else f"{value:,}"
+
+
+def _exact(num_bytes: float | None) -> str:
+    return "-" if num_bytes is None else f"{num_bytes:,} B" if isinstance(num_bytes, int) else f"{num_bytes:,.2f} B"
+
+
+def _human(num_bytes: float | None) -> str:
+    return "-" if num_bytes is None else human_bytes(num_bytes)
+
+
+def _both(num_bytes: float) -> str:
+    return both_bytes(num_bytes) if isinstance(num_bytes, int) else _exact(num_bytes)
 
 
 def _ranges(chunks: list[int]) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import integer, is_int
+from kvjax._checks import integer
 from kvjax.geometry import type_name
 from kvjax.groups import CacheLayout, cache_dtype
 from kvjax.models import attention, states
@@ -42,6 +42,7 @@ class ModelCache:
 
     Args:
         model_type: as the config names it.
+        tensor_parallel: ranks that share the model.
         layout: the groups, as `layout_from_config` returns them.
         distinct_ranks: of each group, how many of the ranks differ; the others hold copies. On a host with
             all ranks a group takes its bytes so often.
@@ -55,6 +56,7 @@ class ModelCache:
     """
 
     model_type: str
+    tensor_parallel: int
     layout: CacheLayout
     distinct_ranks: dict[str, int]
     padding_bytes: dict[str, int]
@@ -126,11 +128,12 @@ def model_cache(
     per_block = tokens_of_blocks(found, tokens_per_block)
     pages = None
     if equalize:
-        if not is_int(tokens_per_block):
+        if isinstance(tokens_per_block, Mapping):
             raise ValueError(f"`tokens_per_block` must be an int with `equalize`, got {tokens_per_block!r}")
         pages = equal_pages(found, per_block, tokens_per_block if align_tokens is None else align_tokens)
     return _grouped(
         model_type,
+        options.ranks.tensor_parallel,
         found,
         per_block,
         pages,
@@ -280,6 +283,7 @@ def _notes(fields: Fields, found: list[Bucket], index_bytes: int | None) -> list
 
 def _grouped(
     model_type: str,
+    tensor_parallel: int,
     found: list[Bucket],
     per_block: list[int],
     pages: Pages | None,
@@ -304,6 +308,7 @@ def _grouped(
             padding[made.name] = (inside + empty) * width + missing
     return ModelCache(
         model_type,
+        tensor_parallel,
         layout(groups),
         distinct,
         padding,

@@ -41,7 +41,7 @@ _ABOUT_THE_CACHE = re.compile(
 
 # … but these shape none: they steer kernels, masks of other parts, training, or what is read of a whole cache.
 _HARMLESS = re.compile(
-    r"vision|audio|image|video|visual|speech|patch|^_|_factor$|^mlp_layer_types$|^mtp_(mlp_)?layer_types$|^mtp_layers_block_type$"
+    r"vision|expert|audio|image|video|visual|speech|patch|^_|_factor$|^mlp_layer_types$|^mtp_(mlp_)?layer_types$|^mtp_layers_block_type$"
     r"|^mtp_|block_sparse_moe|sink_init|sink_bias|^unshifted_sink$"
     r"|^max_window_layers$|^use_sliding_window$|^use_prefill_window|^compress_rope|mamba_chunk_size|^keep_window_size$"
     r"|^index_(topk|n_heads|block_size|local_blocks|skip_topk|head_dim|kpool_always)|^num_attention_heads_per_layer$|^position_embedding"

@@ -149,7 +149,7 @@ def test_an_index_past_every_integer_type_is_only_useless(tmp_path):
         (["--num-tokens", "9", "--device-tokens", "9"], "`device_tokens` must be at most num_tokens - 1 = 8, got 9"),
         (["--num-tokens", "9", "--device-tokens", "-1"], "`device_tokens` must be a non-negative int, got -1"),
         (["--num-tokens", "9", "--resume-multiple", "0"], "`resume_multiple` must be a positive int, got 0"),
-        (["--num-tokens", "9", "--tp", "2"], "unrecognized arguments: --tp 2"),
+        (["--num-tokens", "9", "--tp", "2"], "--tp is for a model's config.json, and "),
         ([], "the following arguments are required: --num-tokens"),
     ],
 )
@@ -165,7 +165,29 @@ def test_presence_is_required_and_must_exist(tmp_path):
     assert missing.endswith("none.json' does not exist")
 
 
-def test_a_models_config_is_refused_by_name(tmp_path):
+def test_a_models_config_serves_as_well_as_a_geometry(tmp_path):
+    config = saved(
+        tmp_path,
+        {
+            "model_type": "gpt_oss",
+            "num_hidden_layers": 4,
+            "hidden_size": 64,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 4,
+            "head_dim": 8,
+            "sliding_window": 32,
+        },
+        "config.json",
+    )
+    present = saved(tmp_path, {"full": [0, 1, 2, 3], "sliding": [1, 2]}, "present.json")
+    found = document("hit", config, "--num-tokens", 100, "--present", present)
+    assert found == {"hit_tokens": 48, "load": {"sliding": [1, 2], "full": [0, 1, 2]}, "limited_by": ["sliding"]}
+    wide = document("hit", config, "--num-tokens", 100, "--present", present, "--tokens-per-block", "full=8")
+    assert wide["hit_tokens"] == 0
+    assert wide["limited_by"] == ["sliding"]
+
+
+def test_a_config_without_layers_is_refused_by_field(tmp_path):
     config = saved(tmp_path, {"model_type": "llama4"}, "config.json")
     error = refusal("hit", config, "--num-tokens", 9, "--present", config)
-    assert f"'{config}' is a model's config.json; kvjax hit reads geometry files" in error
+    assert error.endswith(f"'{config}': the config must have `num_hidden_layers`, and has none")

@@ -22,6 +22,12 @@ CHUNK_KEYS = (
     *("units_per_chunk", "padding_bytes", "longer_than_window"),
 )
 SCRATCH_NULLS = dict.fromkeys(CHUNK_KEYS)
+# The keys that every version has; costs follow them, see test_plan_costs.py.
+FIXED_KEYS = ("tokens_per_hash", "unit_bytes", "groups", "bytes_per_token_growing", "host")
+COST_KEYS = (
+    *("bytes_per_token", "bytes_per_token_per_layer", "window_cap_bytes", "state_bytes", "distinct_shards"),
+    *("checkpoint_bytes", "host_bytes", "share"),
+)
 
 
 def chunk_fields(blocks, tokens, hashes, chunk_bytes, units, padding=0, longer=False):
@@ -35,7 +41,12 @@ def row(group: dict, **chunk) -> dict:
 def test_document_of_a_mixed_geometry(tmp_path):
     """One group of every kind, each block a chunk: gcd 4096 B is under 64 KiB, and no larger unit pads by 2 %."""
     groups = DESIGN["groups"]
-    assert document("plan", saved(tmp_path, DESIGN)) == {
+    plan = document("plan", saved(tmp_path, DESIGN))
+    for group in plan["groups"]:
+        assert tuple(group)[-len(COST_KEYS) :] == COST_KEYS
+        for key in COST_KEYS:
+            del group[key]
+    assert {key: plan[key] for key in FIXED_KEYS} == {
         "tokens_per_hash": 16,
         "unit_bytes": 4096,
         "groups": [
@@ -58,7 +69,7 @@ def test_host_holds_the_longest_prefix_whose_chunks_fit(tmp_path):
     def taken(tokens):
         return tokens // 16 * 49 + tokens // 528 * 524
 
-    assert host == {"budget_bytes": 2**30, "tokens": 64735}
+    assert (host["budget_bytes"], host["tokens"]) == (2**30, 64735)
     assert taken(64735) <= 262144 < taken(64736)
 
 
@@ -76,7 +87,7 @@ def test_host_tokens_equal_a_count_token_by_token(cut: Chunking, budget: int, gr
 
 def test_keys_come_in_the_order_of_the_contract(tmp_path):
     plan = document("plan", saved(tmp_path, DESIGN))
-    assert list(plan) == ["tokens_per_hash", "unit_bytes", "groups", "bytes_per_token_growing", "host"]
+    assert tuple(plan)[: len(FIXED_KEYS)] == FIXED_KEYS
     assert list(plan["groups"][1])[:6] == [
         "name",
         "kind",
@@ -273,25 +284,46 @@ def test_a_bad_file_is_refused_in_one_sentence(tmp_path, content, words):
 
 def test_a_missing_file_and_a_directory_are_told_apart(tmp_path):
     assert refusal("plan", tmp_path / "none.json").endswith("none.json' does not exist")
+    assert refusal("plan", tmp_path).endswith("config.json' does not exist")  # a folder stands for its config.json
+    (tmp_path / "config.json").mkdir()
     assert refusal("plan", tmp_path).endswith("is a directory, not a JSON file")
     assert "cannot be read" in refusal("plan", f"{saved(tmp_path, DESIGN)}/below")
     assert "cannot be read" in refusal("plan", "no\0file")
 
 
 @pytest.mark.parametrize(
-    "config",
+    ("config", "words"),
     [
-        {"model_type": "gemma3", "num_hidden_layers": 26},
-        {"architectures": ["GptOssForCausalLM"]},
-        {"text_config": {"num_hidden_layers": 2}},
+        ({"model_type": "gemma3", "num_hidden_layers": 26}, "must have `hidden_size`"),
+        ({"architectures": ["GptOssForCausalLM"]}, "must have `num_hidden_layers`"),
+        ({"text_config": {"num_hidden_layers": 2}}, "must have `text_config.hidden_size`"),
+        ({"model_type": "t5", "is_encoder_decoder": True}, "`is_encoder_decoder` must be off"),
     ],
 )
-def test_a_models_config_is_refused_by_name(tmp_path, config):
+def test_a_config_that_is_not_understood_is_refused_by_field(tmp_path, config, words):
     path = saved(tmp_path, config, "config.json")
     for command in (["plan", path], ["plan", path, "--tp", "2"]):
-        assert refusal(*command).startswith(
-            f"kvjax plan: error: '{path}' is a model's config.json; kvjax plan reads geometry files"
-        )
+        error = refusal(*command)
+        assert error.startswith(f"kvjax plan: error: '{path}': ")
+        assert words in error
+
+
+def test_a_config_may_hold_infinities(tmp_path):
+    config = {
+        "model_type": "mamba2",
+        "num_hidden_layers": 2,
+        "hidden_size": 64,
+        "num_heads": 2,
+        "head_dim": 64,
+        "state_size": 16,
+        "n_groups": 1,
+        "time_step_limit": [0.0, float("inf")],
+    }
+    path = saved(tmp_path, config, "config.json")
+    assert "Infinity" in path.read_text()
+    plan = document("plan", path)
+    assert [(group["kind"], group["num_layers"]) for group in plan["groups"]] == [("recurrent", 2)]
+    assert document("plan", tmp_path) == plan
 
 
 def test_the_table_shows_bytes_exactly_and_in_human_units(tmp_path):

@@ -123,21 +123,37 @@ def restorable(chunking: Chunking, resident: Resident, below: int) -> list[int]:
     return [position for position in range(below) if not refusing(chunking, resident, position)]
 
 
+def positions_of_rank(
+    chunking: Chunking,
+    num_tokens: int,
+    present: Chunks,
+    device_tokens: Device = 0,
+    resume_multiple: int = 1,
+) -> set[int]:
+    """Every position at which one rank can resume the request."""
+    resident = union(held_by_chunks(chunking, present), held_by_device(chunking, device_tokens))
+    positions = {p for p in range(0, num_tokens, resume_multiple) if not refusing(chunking, resident, p)}
+    prefixes = set(device_prefix(chunking, device_tokens).values())
+    return positions | prefixes if len(prefixes) == 1 else positions
+
+
 def longest_hit(
     chunking: Chunking,
     num_tokens: int,
     present: Chunks,
     device_tokens: Device = 0,
     resume_multiple: int = 1,
+    ranks: Iterable[set[int]] = (),
 ) -> Expected:
     """The hit, its load set, and the groups that stand in the way of a longer one."""
+    hit = max(
+        position
+        for position in positions_of_rank(chunking, num_tokens, present, device_tokens, resume_multiple)
+        if all(position in positions for positions in ranks)
+    )
     on_device = held_by_device(chunking, device_tokens)
     resident = union(held_by_chunks(chunking, present), on_device)
     candidates = range(0, num_tokens, resume_multiple)
-    prefixes = set(device_prefix(chunking, device_tokens).values())
-    floor = prefixes.pop() if len(prefixes) == 1 else 0
-    hit = next(p for p in reversed(candidates) if not refusing(chunking, resident, p))
-    hit = max(hit, floor)
     load = {name: [] for name in chunking.layout.names}
     for group, tokens in cached_groups(chunking):
         load[group.name] = chunks_with(needed(group.kind, hit) - on_device[group.name], group.kind, tokens)

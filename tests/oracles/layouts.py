@@ -6,8 +6,8 @@ the same family and hypothesis can shrink.
 """
 
 import random
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 from hypothesis import strategies as st
@@ -114,6 +114,30 @@ def random_instance(pick: Pick, *, most_tokens: int = 48) -> Instance:
     )
 
 
+def random_ranks(pick: Pick, *, most_tokens: int = 48) -> list[Instance]:
+    """One random lookup on two or three ranks, each with other chunks on its host and, at times, on its device."""
+    first = random_instance(pick, most_tokens=most_tokens)
+    cut, tokens = first.chunking, first.num_tokens
+    others = [
+        replace(
+            first,
+            present=random_presence(pick, cut, tokens),
+            device_tokens=random_device(pick, cut, tokens) if pick(0, 1) else first.device_tokens,
+        )
+        for _ in range(pick(1, 2))
+    ]
+    return [first, *others]
+
+
+def masks(present: Mapping[str, Collection[int]]) -> dict[str, np.ndarray]:
+    """The same chunks as boolean masks; some end with the last chunk that is there, others do not."""
+    lengths = {name: max(chunks, default=-1) + 1 + len(chunks) % 4 for name, chunks in present.items()}
+    masked = {name: np.zeros(length, bool) for name, length in lengths.items()}
+    for name, chunks in present.items():
+        masked[name][list(chunks)] = True
+    return masked
+
+
 def seeded(seed: int) -> Pick:
     """A `pick` that answers the same for the same seed."""
     return random.Random(seed).randint
@@ -123,6 +147,12 @@ def seeded(seed: int) -> Pick:
 def instances(draw: st.DrawFn, *, most_tokens: int = 48) -> Instance:
     """Hypothesis draws of `random_instance`."""
     return random_instance(lambda low, high: draw(st.integers(low, high)), most_tokens=most_tokens)
+
+
+@st.composite
+def ranks(draw: st.DrawFn, *, most_tokens: int = 48) -> list[Instance]:
+    """Hypothesis draws of `random_ranks`."""
+    return random_ranks(lambda low, high: draw(st.integers(low, high)), most_tokens=most_tokens)
 
 
 @st.composite

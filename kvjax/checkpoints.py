@@ -1,0 +1,104 @@
+"""What checkpoints cost, and how far apart they are worth having.
+
+Full groups grow with every token, checkpoint or not. What one checkpoint costs beyond that are the windows
+before the positions it serves, and the states at them. Nothing here states what a kind of attention needs;
+see `kvjax.coverage`.
+"""
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from kvjax._arguments import check_chunking
+from kvjax._checks import LIMIT
+from kvjax.chunking import Chunking
+from kvjax.coverage import chunk_tokens_of, chunks_required, stored_positions
+from kvjax.groups import ChunkedLocal, FullAttention
+
+# Periodic checkpoints are an insurance, for the second of several prompts that share a prefix (the later ones
+# find a junction) and for prompts that were edited: it takes at most a fifth of what the pool holds.
+_FIXED_PER_GROWING = Fraction(1, 4)
+
+# A position beyond every window.
+_FAR = 2**40
+
+
+def fixed_bytes_per_checkpoint(chunking: Chunking) -> dict[str, int]:
+    """Returns, for every group in order, the bytes of the chunks that one checkpoint requires beyond what grows.
+
+    These are the windows and states of both positions that a checkpoint serves (see `stored_positions`), far
+    from the start and where all chunks and attention chunks end: the same prompt sent again then needs a whole
+    attention chunk. Checkpoints closer than a window share chunks and cost less. Full and scratch groups have 0.
+
+    Raises:
+        ValueError: `chunking` is not a Chunking.
+
+    >>> from kvjax import CacheLayout, FullAttention, GroupSpec, Recurrent, SlidingWindow, resolve_chunking
+    >>> layout = CacheLayout([GroupSpec("full", FullAttention(), 4, block_bytes=100),
+    ...                       GroupSpec("window", SlidingWindow(8), 4, block_bytes=100),
+    ...                       GroupSpec("state", Recurrent(), 16, block_bytes=900)])
+    >>> fixed_bytes_per_checkpoint(resolve_chunking(layout))
+    {'full': 0, 'window': 400, 'state': 1800}
+    """
+    check_chunking(chunking)
+    position = _aligned_far(chunking)
+    served = stored_positions(chunking, position)
+    fixed = {}
+    for g, group in enumerate(chunking.layout.groups):
+        if not group.is_cached or isinstance(group.kind, FullAttention):
+            fixed[group.name] = 0
+            continue
+        chunks = np.unique(np.concatenate([chunks_required(chunking, g, at) for at in served]))
+        fixed[group.name] = len(chunks) * (chunking.chunk_bytes[g] or 0)
+    return fixed
+
+
+def growing_bytes_per_token(chunking: Chunking) -> Fraction:
+    """Returns the chunk bytes that each token adds whether there are checkpoints or not: those of full groups.
+
+    Raises:
+        ValueError: `chunking` is not a Chunking.
+    """
+    check_chunking(chunking)
+    return sum(
+        (
+            Fraction(chunking.chunk_bytes[g] or 0, chunk_tokens_of(chunking, g))
+            for g in chunking.layout.cached
+            if isinstance(chunking.layout.groups[g].kind, FullAttention)
+        ),
+        Fraction(0),
+    )
+
+
+def default_checkpoint_tokens(chunking: Chunking) -> int | None:
+    """Returns how far apart checkpoints are worth having, or `None` for none but the ends of prompts and requests.
+
+    It is the smallest multiple of every group's `tokens_per_chunk` over which the full groups grow by at least
+    four times what one checkpoint costs. A layout of full groups has no need of checkpoints (every position is
+    one); without a full group there is nothing to measure by.
+
+    Raises:
+        ValueError: `chunking` is not a Chunking.
+
+    >>> from kvjax import CacheLayout, FullAttention, GroupSpec, SlidingWindow, resolve_chunking
+    >>> layout = CacheLayout([GroupSpec("full", FullAttention(), 16, block_bytes=160),
+    ...                       GroupSpec("window", SlidingWindow(1024), 16, block_bytes=800)])
+    >>> default_checkpoint_tokens(resolve_chunking(layout))
+    20480
+    """
+    fixed, growing = sum(fixed_bytes_per_checkpoint(chunking).values()), growing_bytes_per_token(chunking)
+    if not fixed or not growing:
+        return None
+    step = math.lcm(*(chunk_tokens_of(chunking, g) for g in chunking.layout.cached))
+    tokens = math.ceil(fixed / (growing * _FIXED_PER_GROWING) / step) * step
+    return tokens if tokens < LIMIT else None
+
+
+def _aligned_far(chunking: Chunking) -> int:
+    """A far position where all chunks and attention chunks end, if there is one."""
+    lengths = [chunk_tokens_of(chunking, g) for g in chunking.layout.cached]
+    kinds = [group.kind for group in chunking.layout.groups]
+    lengths += [kind.chunk_tokens for kind in kinds if isinstance(kind, ChunkedLocal)]
+    step = math.lcm(*lengths)
+    return _FAR // step * step or _FAR
