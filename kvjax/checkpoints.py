@@ -8,17 +8,19 @@ see `kvjax.coverage`.
 import math
 from fractions import Fraction
 
-import numpy as np
-
 from kvjax._arguments import check_chunking
 from kvjax._checks import LIMIT
 from kvjax.chunking import Chunking
-from kvjax.coverage import chunk_tokens_of, chunks_required, stored_positions
-from kvjax.groups import ChunkedLocal, FullAttention
+from kvjax.coverage import chunk_tokens_of, stored_positions
+from kvjax.groups import ChunkedLocal, FullAttention, Recurrent
+from kvjax.law import required
 
 # Periodic checkpoints are an insurance, for the second of several prompts that share a prefix (the later ones
 # find a junction) and for prompts that were edited: it takes at most a fifth of what the pool holds.
 _FIXED_PER_GROWING = Fraction(1, 4)
+
+# Tokens between positions at which all states can stand, beyond which there is no default.
+_FARTHEST = 2**24
 
 # A position beyond every window.
 _FAR = 2**40
@@ -44,14 +46,21 @@ def fixed_bytes_per_checkpoint(chunking: Chunking) -> dict[str, int]:
     check_chunking(chunking)
     position = _aligned_far(chunking)
     served = stored_positions(chunking, position)
-    fixed = {}
-    for g, group in enumerate(chunking.layout.groups):
-        if not group.is_cached or isinstance(group.kind, FullAttention):
-            fixed[group.name] = 0
-            continue
-        chunks = np.unique(np.concatenate([chunks_required(chunking, g, at) for at in served]))
-        fixed[group.name] = len(chunks) * (chunking.chunk_bytes[g] or 0)
-    return fixed
+    return {
+        group.name: _num_chunks(chunking, g, served) * (chunking.chunk_bytes[g] or 0)
+        if group.is_cached and not isinstance(group.kind, FullAttention)
+        else 0
+        for g, group in enumerate(chunking.layout.groups)
+    }
+
+
+def _num_chunks(chunking: Chunking, g: int, positions: tuple[int, int]) -> int:
+    """How many chunks of a group one of the two positions requires."""
+    tokens = chunk_tokens_of(chunking, g)
+    spans = [required(chunking.layout.groups[g], position) for position in positions]
+    ranges = [range(start // tokens, -(-stop // tokens)) for start, stop in spans if start < stop]
+    both = range(max(r.start for r in ranges), min(r.stop for r in ranges)) if len(ranges) == 2 else range(0)
+    return sum(map(len, ranges)) - len(both)
 
 
 def growing_bytes_per_token(chunking: Chunking) -> Fraction:
@@ -87,10 +96,15 @@ def default_checkpoint_tokens(chunking: Chunking) -> int | None:
     >>> default_checkpoint_tokens(resolve_chunking(layout))
     20480
     """
+    check_chunking(chunking)
+    cached = chunking.layout.cached
+    states = [chunk_tokens_of(chunking, g) for g in cached if isinstance(chunking.layout.groups[g].kind, Recurrent)]
+    step = math.lcm(*(chunk_tokens_of(chunking, g) for g in cached))
+    if math.lcm(*states) > _FARTHEST or step > _FAR:
+        return None  # states that hardly ever fall together: no spacing serves
     fixed, growing = sum(fixed_bytes_per_checkpoint(chunking).values()), growing_bytes_per_token(chunking)
     if not fixed or not growing:
         return None
-    step = math.lcm(*(chunk_tokens_of(chunking, g) for g in chunking.layout.cached))
     tokens = math.ceil(fixed / (growing * _FIXED_PER_GROWING) / step) * step
     return tokens if tokens < LIMIT else None
 

@@ -5,6 +5,8 @@ Facts, not rules; written by tests/models/make_class_defaults.py. Only fields th
 
 from typing import Any
 
+TRANSFORMERS = "5.24.0"  # whose classes these are
+
 # fmt: off
 CLASS_DEFAULTS: dict[str, dict[str, Any]] = {
     "afmoe": {"global_attn_every_n_layers": 4, "head_dim": 128, "hidden_size": 2048, "num_attention_heads": 16,

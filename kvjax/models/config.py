@@ -208,7 +208,10 @@ def _dtype(given: Any, argument: str) -> np.dtype | None:
 
 def _model_dtype(fields: Fields, assumed: list[str], use: str) -> np.dtype:
     for name in ("dtype", "torch_dtype"):
-        found = _dtype(fields.get(name), name)
+        value = fields.get(name)
+        if value is not None and (not isinstance(value, str) or len(value) > 40):
+            fields.refuse(name, "must name an element type such as 'bfloat16'", value)
+        found = _dtype(value, name)
         if found is not None:
             return found
     sentence = f"the config names no dtype: bfloat16 is assumed, and {use}"
@@ -222,6 +225,8 @@ def _with_state_dtype(fields: Fields, options: Options, given: Any, assumed: lis
     it in is no word of its own, and gives way to the caller's."""
     asked = _dtype(given, "state_dtype")
     field = next((name for name in states.DTYPE_FIELDS if fields.get(name) not in (None, "auto")), None)
+    if field is not None and not isinstance(fields.get(field), str):
+        fields.refuse(field, "must name an element type such as 'float32'")
     if field is not None and not (asked is not None and fields.get(field) == fields.class_default(field)):
         chosen = _dtype(fields.get(field), field)
     else:

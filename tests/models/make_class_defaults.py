@@ -49,6 +49,12 @@ def defaults() -> dict[str, dict[str, object]]:
     return found
 
 
+def transformers_version() -> str:
+    import transformers
+
+    return transformers.__version__
+
+
 def text() -> str:
     lines = [
         '"""What the config classes of `transformers` take where a published config leaves a field out.',
@@ -57,6 +63,8 @@ def text() -> str:
         '"""',
         "",
         "from typing import Any",
+        "",
+        f'TRANSFORMERS = "{transformers_version()}"  # whose classes these are',
         "",
         "# fmt: off",
         "CLASS_DEFAULTS: dict[str, dict[str, Any]] = {",
