@@ -233,6 +233,12 @@ def _named_twice(ids: np.ndarray) -> int | None:
     """
     if (ids[1:] > ids[:-1]).all():
         return None
+    lowest, highest = int(ids.min()), int(ids.max())
+    if lowest >= 0 and highest < 8 * len(ids):  # dense enough to tick off, which is quicker than to sort
+        ticked = np.zeros(highest + 1, bool)
+        ticked[ids] = True
+        if np.count_nonzero(ticked) == len(ids):
+            return None
     ordered = np.sort(ids)
     again = ordered[1:] == ordered[:-1]
     return int(ordered[again.argmax()]) if again.any() else None
