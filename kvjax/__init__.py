@@ -19,8 +19,8 @@ from kvjax.groups import LeafSpec as LeafSpec
 from kvjax.groups import Recurrent as Recurrent
 from kvjax.groups import Scratch as Scratch
 from kvjax.groups import SlidingWindow as SlidingWindow
+from kvjax.handles import Lookup as Lookup
 from kvjax.ledger import Ledger as Ledger
-from kvjax.ledger import Lookup as Lookup
 from kvjax.plan import LoadPlan as LoadPlan
 from kvjax.plan import StorePlan as StorePlan
 from kvjax.plan import plan_load as plan_load

@@ -9,7 +9,7 @@ import math
 from fractions import Fraction
 
 from kvjax._arguments import check_chunking
-from kvjax._checks import LIMIT
+from kvjax._checks import LIMIT, integer
 from kvjax.chunking import Chunking
 from kvjax.coverage import chunk_tokens_of, stored_positions
 from kvjax.groups import ChunkedLocal, FullAttention, Recurrent
@@ -21,6 +21,9 @@ _FIXED_PER_GROWING = Fraction(1, 4)
 
 # Tokens between positions at which all states can stand, beyond which there is no default.
 _FARTHEST = 2**24
+
+# Tokens between checkpoints where nothing grows, so that nothing tells what one is worth.
+_WITHOUT_GROWTH = 4096
 
 # A position beyond every window.
 _FAR = 2**40
@@ -84,8 +87,8 @@ def default_checkpoint_tokens(chunking: Chunking) -> int | None:
     """Returns how far apart checkpoints are worth having, or `None` for none but the ends of prompts and requests.
 
     It is the smallest multiple of every group's `tokens_per_chunk` over which the full groups grow by at least
-    four times what one checkpoint costs. A layout of full groups has no need of checkpoints (every position is
-    one); without a full group there is nothing to measure by.
+    four times what one checkpoint costs; without a full group, of at least 4,096 tokens. A layout of full
+    groups has no need of checkpoints: every position is one.
 
     Raises:
         ValueError: `chunking` is not a Chunking.
@@ -103,10 +106,31 @@ def default_checkpoint_tokens(chunking: Chunking) -> int | None:
     if math.lcm(*states) > _FARTHEST or step > _FAR:
         return None  # states that hardly ever fall together: no spacing serves
     fixed, growing = sum(fixed_bytes_per_checkpoint(chunking).values()), growing_bytes_per_token(chunking)
-    if not fixed or not growing:
+    if not fixed:
         return None
+    if not growing:
+        return -(-_WITHOUT_GROWTH // step) * step
     tokens = math.ceil(fixed / (growing * _FIXED_PER_GROWING) / step) * step
     return tokens if tokens < LIMIT else None
+
+
+def checkpoint_spacing(chunking: Chunking, checkpoint_tokens: int | str | None) -> int | None:
+    """Returns the tokens between checkpoints that the argument `checkpoint_tokens` asks for.
+
+    Args:
+        chunking: the layout and its chunks.
+        checkpoint_tokens: a number, `None`, or `"auto"` for the default.
+
+    Raises:
+        ValueError: it is anything else.
+    """
+    if checkpoint_tokens is None:
+        return None
+    if isinstance(checkpoint_tokens, str):
+        if checkpoint_tokens != "auto":
+            raise ValueError(f"`checkpoint_tokens` must be a positive int, 'auto' or None, got {checkpoint_tokens!r}")
+        return default_checkpoint_tokens(chunking)
+    return integer(checkpoint_tokens, "checkpoint_tokens", at_least=1)
 
 
 def _aligned_far(chunking: Chunking) -> int:

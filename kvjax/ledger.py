@@ -6,14 +6,16 @@ changes nothing. Not thread-safe: one scheduler calls it.
 """
 
 from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
 from kvjax._checks import integer
+from kvjax.checkpoints import checkpoint_spacing
 from kvjax.chunking import Chunking
-from kvjax.coverage import Hit, longest_hit
+from kvjax.coverage import Hit, longest_hit, next_cut
+from kvjax.groups import Recurrent
+from kvjax.handles import LedgerCounts, Load, Lookup, Store
 from kvjax.keys import (
     HASH_BYTES,
     NAMESPACE_BYTES,
@@ -22,76 +24,11 @@ from kvjax.keys import (
     namespace_of,
 )
 from kvjax.packing import Units, unit_rows
-from kvjax.plan import NULL_BLOCK, LoadPlan, StorePlan, block_table, check_range, plan_load
-from kvjax.pool import ChunkPool, Pins, Policy, Reservation
+from kvjax.plan import NULL_BLOCK, block_table, check_range, plan_load
+from kvjax.pool import ChunkPool, Policy, Reservation
 from kvjax.requests import Request
 from kvjax.retention import eviction_ranks, junction
 from kvjax.storing import Chosen, StoreChooser, sound_from
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Lookup:
-    """What a request can have without computing it.
-
-    Args:
-        hit_tokens: length of the prefix that is restorable, what the device holds included.
-        device_tokens: as given to `lookup`; the longest of them where groups differ.
-        load: for every group, the ascending `int64` `chunk_idx` that a load will read.
-        load_bytes: bytes of those chunks.
-        limited_by: the groups that keep the next larger candidate from being a hit.
-    """
-
-    hit_tokens: int
-    device_tokens: int
-    load: dict[str, np.ndarray]
-    load_bytes: int
-    limited_by: tuple[str, ...]
-
-
-@dataclass(slots=True)
-class LedgerCounts:
-    """What happened so far."""
-
-    lookups: int = 0
-    lookup_tokens: int = 0
-    hit_tokens: int = 0
-    chunks_loaded: int = 0
-    bytes_loaded: int = 0
-    chunks_stored: int = 0
-    bytes_stored: int = 0
-    chunks_dropped: int = 0
-    loads_failed: int = 0
-    stores_failed: int = 0
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Load:
-    """A load that was prepared. One `complete_load` ends it.
-
-    Args:
-        request_id: the request it is for.
-        plan: the moves.
-        pins: what it reads.
-        hit_tokens: the prefix in the caches once it is done.
-        device_tokens: the prefix in the caches if it fails.
-    """
-
-    request_id: Hashable
-    plan: LoadPlan
-    pins: Pins
-    hit_tokens: int
-    device_tokens: int
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Store:
-    """A store that was prepared. One `complete_store` ends it."""
-
-    request_id: Hashable
-    plan: StorePlan
-    reservations: tuple[Reservation, ...]
-    request: Request = field(repr=False)
-    checkpoints: tuple[int, ...] = ()
 
 
 def pool_units(chunking: Chunking, units: Units, host_bytes: int) -> int:
@@ -131,7 +68,8 @@ class Ledger:
         model: which weights write the cache; part of every key.
         shard: which part of the model; part of every key.
         resume_multiple: hits on the host are multiples of this many tokens.
-        checkpoint_tokens: a checkpoint every so many tokens, besides the ends of prompts and requests.
+        checkpoint_tokens: a checkpoint every so many tokens, besides the ends of prompts and requests;
+            `None` for none; by default what `default_checkpoint_tokens` makes of the layout.
         policy: the pool's order of eviction.
 
     Raises:
@@ -147,16 +85,14 @@ class Ledger:
         model: str = "",
         shard: str = "",
         resume_multiple: int = 1,
-        checkpoint_tokens: int | None = None,
+        checkpoint_tokens: int | Literal["auto"] | None = "auto",
         policy: Policy | None = None,
     ):
         self.chunking = chunking
         self.units = units
         self.model, self.shard = model, shard
         self.resume_multiple = integer(resume_multiple, "resume_multiple", at_least=1)
-        self.checkpoint_tokens = (
-            None if checkpoint_tokens is None else integer(checkpoint_tokens, "checkpoint_tokens", at_least=1)
-        )
+        self.checkpoint_tokens = checkpoint_spacing(chunking, checkpoint_tokens)
         self.counts = LedgerCounts()
         self.pool = ChunkPool(pool_units(chunking, units, host_bytes), units.units_per_chunk, policy)
         self._chooser = StoreChooser(chunking, units, self.pool, self.resume_multiple)
@@ -231,7 +167,14 @@ class Ledger:
         self.counts.lookups += 1
         self.counts.lookup_tokens += request.num_tokens
         self.counts.hit_tokens += hit.hit_tokens
-        return Lookup(hit.hit_tokens, max(held), hit.load, self._load_bytes(hit), hit.limited_by)
+        return Lookup(
+            hit_tokens=hit.hit_tokens,
+            device_tokens=max(held),
+            load=hit.load,
+            load_bytes=self._load_bytes(hit),
+            limited_by=hit.limited_by,
+            checkpoints=tuple(sorted(request.checkpoints)),
+        )
 
     def extend(
         self,
@@ -256,6 +199,26 @@ class Ledger:
         before = request.num_tokens
         request.extend(self.chunking, token_ids, hashes, num_tokens)
         request.add_checkpoints(self.checkpoint_tokens, before)
+
+    def next_cut(self, request_id: Hashable, position: int) -> int | None:
+        """Returns where a request that is at `position` must end a step so that its states can be stored.
+
+        See `kvjax.next_cut`; the checkpoints are those known by now. One that is only declared when it is
+        reached (`prepare_store(..., checkpoint=True)`) has a state if a step ended at its own next cut.
+
+        Args:
+            request_id: a request that was looked up.
+            position: tokens computed so far.
+
+        Returns:
+            A position past `position`, or `None` if no checkpoint lies ahead.
+
+        Raises:
+            ValueError: an unknown request, or a position that is no non-negative int.
+        """
+        here = integer(position, "position", at_least=0)
+        ahead = [checkpoint for checkpoint in self._request(request_id).checkpoints if checkpoint > here]
+        return next_cut(self.chunking, here, ahead, resume_multiple=self.resume_multiple) if ahead else None
 
     def finish(self, request_id: Hashable) -> None:
         """Forgets a request and releases what it kept in the pool. Jobs under way go on.
@@ -316,6 +279,7 @@ class Ledger:
         else:
             self.counts.loads_failed += 1
             self.pool.invalidate(load.pins.keys)
+            self._forget_states(load)
         self.pool.unpin(load.pins)
 
     def cancel_load(self, load: Load) -> None:
@@ -325,7 +289,19 @@ class Ledger:
             ValueError: the load was not prepared here, or was completed before.
         """
         self._close(load, Load)
+        self._forget_states(load)
         self.pool.unpin(load.pins)
+
+    def _forget_states(self, load: Load) -> None:
+        """Notes that the places of states that were to be loaded hold none: no step ends there again, perhaps, and
+        the request's table may still name them."""
+        request = self._requests.get(load.request_id)
+        if request is None:
+            return
+        for moves in load.plan.moves:
+            if isinstance(self.chunking.layout.groups[moves.group_idx].kind, Recurrent):
+                spoilt = request.dropped.setdefault(moves.group_idx, set())
+                spoilt.update(moves.chunk_idx[: moves.num_chunks].tolist())
 
     # --- stores ---------------------------------------------------------------------------------------
 

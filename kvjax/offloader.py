@@ -2,14 +2,15 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Literal, overload
 
 import jax
 
 from kvjax._checks import integer
 from kvjax.chunking import resolve_chunking
 from kvjax.groups import CacheLayout
-from kvjax.ledger import Ledger, Load, Lookup, Store
+from kvjax.handles import Load, Lookup, Store
+from kvjax.ledger import Ledger
 from kvjax.memory.host import check_available
 from kvjax.memory.registration import register
 from kvjax.mover import Mover, Transfer
@@ -118,7 +119,8 @@ class Offloader:
         model: which weights write the cache; other weights never hit.
         shard: which part of the model this process holds.
         resume_multiple: hits on the host are multiples of this many tokens.
-        checkpoint_tokens: a checkpoint every so many tokens, besides the ends of prompts and requests.
+        checkpoint_tokens: a checkpoint every so many tokens, besides the ends of prompts and requests;
+            `None` for none; by default what `default_checkpoint_tokens` makes of the layout.
         staging_bytes: what is staged at most at a time; 64 MiB by default, or one chunk if that is larger.
         policy: the pool's order of eviction, LRU by default.
         show_progress: progress bars for start-up on standard error; `None`: where that is a terminal.
@@ -141,7 +143,7 @@ class Offloader:
         model: str = "",
         shard: str = "",
         resume_multiple: int = 1,
-        checkpoint_tokens: int | None = None,
+        checkpoint_tokens: int | Literal["auto"] | None = "auto",
         staging_bytes: int | None = None,
         policy: Policy | None = None,
         show_progress: bool | None = None,
@@ -244,6 +246,11 @@ class Offloader:
         """Adds accepted tokens to a request; see `Ledger.extend`."""
         self._check_open()
         self.ledger.extend(request_id, token_ids, hashes=hashes, num_tokens=num_tokens)
+
+    def next_cut(self, request_id: Hashable, position: int) -> int | None:
+        """Returns where a request must end a step so that its states can be stored; see `Ledger.next_cut`."""
+        self._check_open()
+        return self.ledger.next_cut(request_id, position)
 
     def store(
         self,

@@ -25,6 +25,7 @@ class Request:
         tail: the tokens of the unfinished hash unit.
         keys: keys of the complete chunks, by `group_idx`.
         checkpoints: positions to store for that were not passed yet.
+        lag: the most tokens between a position and where all that it requires is complete.
         stored_at: position up to which all that was wanted is taken care of.
         sound_from: the first token that is surely in the request's blocks, by `group_idx`.
         dropped: chunks that were wanted and lost a block before they could be stored, by `group_idx`.
@@ -40,6 +41,7 @@ class Request:
     tail: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
     keys: dict[int, list[bytes]] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)
+    lag: int = 1
     stored_at: int = 0
     sound_from: dict[int, int] = field(default_factory=dict)
     dropped: dict[int, set[int]] = field(default_factory=dict)
@@ -81,9 +83,13 @@ class Request:
         for g in chunking.layout.cached:
             known = self.keys.setdefault(g, [])
             known += chunk_keys(chunking, g, self.hashes, self.namespace, first_chunk=len(known))
+            self.lag = max(self.lag, (chunking.tokens_per_chunk[g] or 0) + chunking.layout.groups[g].lookahead_tokens)
 
     def add_checkpoints(self, every: int | None, after: int) -> None:
-        """Adds the multiples of `every` past `after`, up to the next one past the last token."""
+        """Adds the multiples of `every` past `after`, up to the first one that may want what the last token completes.
+
+        That one lies up to `lag` tokens further on. A state, or a block that leaves a window, cannot wait for it.
+        """
         if every is not None:
-            last = (self.num_tokens // every + 1) * every
+            last = -(-(self.num_tokens + self.lag) // every) * every
             self.checkpoints.update(range((after // every + 1) * every, last + 1, every))

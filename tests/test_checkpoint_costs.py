@@ -11,6 +11,8 @@ from kvjax import ChunkedLocal, FullAttention, GroupSpec, Recurrent, Scratch, Sl
 from kvjax.checkpoints import default_checkpoint_tokens, fixed_bytes_per_checkpoint, growing_bytes_per_token
 from kvjax.chunking import Chunking, resolve_chunking
 from kvjax.groups import CacheLayout
+from kvjax.ledger import Ledger
+from kvjax.packing import cut_into_units
 from tests.oracles import law
 from tests.oracles.layouts import chunkings, cut, group
 
@@ -97,10 +99,13 @@ class TestDefault:
         found = default_checkpoint_tokens(chunking)
         fixed, growing = sum(fixed_bytes_per_checkpoint(chunking).values()), growing_bytes_per_token(chunking)
         if found is None:
-            assert not fixed or not growing
+            assert not fixed
             return
         step = step_of(chunking)
         assert found % step == 0
+        if not growing:
+            assert found - step < 4096 <= found
+            return
         assert 4 * fixed <= found * growing
         assert found == step or 4 * fixed > (found - step) * growing
 
@@ -120,14 +125,27 @@ class TestDefault:
         "groups",
         [
             [GEMMA[0]],
-            [GEMMA[1]],
-            [HYBRID[1]],
             [GEMMA[0], GroupSpec("one", SlidingWindow(1), 16, block_bytes=50)],
             [GEMMA[0], GroupSpec("ring", Scratch(), 4, block_bytes=50)],
         ],
     )
-    def test_there_is_none_where_nothing_is_fixed_or_nothing_grows(self, groups):
+    def test_there_is_none_where_nothing_is_fixed(self, groups):
         assert default_checkpoint_tokens(chunked(groups)) is None
+
+    @pytest.mark.parametrize(("groups", "tokens"), [([GEMMA[1]], 4096), ([HYBRID[1]], 8 * 528)])
+    def test_without_a_full_group_it_is_some_thousand_tokens(self, groups, tokens):
+        assert default_checkpoint_tokens(chunked(groups)) == tokens
+
+    def test_a_ledger_takes_it_unless_told_otherwise(self):
+        chunking = chunked(GEMMA)
+        units = cut_into_units(chunking, 160)
+        spacing = [
+            Ledger(chunking, units, host_bytes=2**20, **options).checkpoint_tokens
+            for options in ({}, {"checkpoint_tokens": "auto"}, {"checkpoint_tokens": None}, {"checkpoint_tokens": 48})
+        ]
+        assert spacing == [20480, 20480, None, 48]
+        with pytest.raises(ValueError, match="`checkpoint_tokens` must be a positive int, 'auto' or None, got '3'"):
+            Ledger(chunking, units, host_bytes=2**20, checkpoint_tokens="3")
 
 
 def test_wrong_arguments_are_refused():

@@ -22,6 +22,7 @@ PURE = [
     "explain",
     "geometry",
     "groups",
+    "handles",
     "keys",
     "law",
     "ledger",

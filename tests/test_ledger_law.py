@@ -5,10 +5,11 @@ from dataclasses import dataclass
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
+from kvjax import FullAttention, Recurrent
 from kvjax.coverage import stored_positions
 from kvjax.storing import sound_from
 from tests.oracles import law
-from tests.oracles.layouts import random_chunking
+from tests.oracles.layouts import cut, group, random_chunking
 from tests.support.fake_engine import FakeEngine, Frees, completes_though_freed_at_once
 from tests.support.ledgers import picks
 
@@ -98,3 +99,22 @@ def test_restored_requests_store_nothing_that_they_do_not_hold_whole(pick, promp
         tokens = [*tokens[:shared], *(number * 100 + i for i in range(more))]
         engine.served(number, tokens, 8, on_device=min(on_device, len(tokens) - 1))
         engine.ledger.check_integrity()
+
+
+def test_a_state_that_failed_to_load_is_not_stored_from_the_place_it_was_to_have():
+    """A request whose load fails is computed again, and need not end a step where the state was: its table may still
+    name the block, which holds anything."""
+    layout = cut(group("full", FullAttention(), 2), group("state", Recurrent(), 4))
+    for end in ("failed", "taken back"):
+        served = FakeEngine(layout, num_units=4 * 64, frees="never")
+        served.served("whole", [0] * 8, 40)
+        assert served.start("a", [0] * 40).hit_tokens == 4
+        served.accept("a", [0])
+        load = served.load("a")
+        if end == "failed":
+            served.end_load(load, ok=False)
+        else:
+            served.loads.remove(load)
+            served.ledger.cancel_load(load)
+        served.compute("a", 36)
+        served.end_store(served.store("a"))  # the engine compares every stored byte

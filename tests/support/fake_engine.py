@@ -13,7 +13,7 @@ from kvjax import Ledger, Lookup, next_cut, retained_from
 from kvjax.chunking import Chunking
 from kvjax.coverage import needed
 from kvjax.groups import ChunkedLocal, FullAttention, Recurrent, SlidingWindow
-from kvjax.ledger import Load, Store
+from kvjax.handles import Load, Store
 from kvjax.packing import cut_into_units
 from kvjax.plan import GroupMoves
 
@@ -52,6 +52,7 @@ class FakeEngine:
         **options: Any,
     ):
         self.chunking = chunking
+        options.setdefault("checkpoint_tokens", None)  # the prompts' ends and what a test asks for, and no more
         self.ledger = Ledger(chunking, cut_into_units(chunking, 1), host_bytes=num_units, **options)
         self.frees = frees
         self.fills = fills
