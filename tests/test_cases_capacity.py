@@ -110,7 +110,7 @@ def test_a_rank_has_its_part_of_a_block_and_only_layers_with_a_cache_count():
     assert group["bytes_per_token"] == plan["per_rank"]["bytes_per_token_growing"] == 20_480
     assert group["bytes_per_token_per_layer"] == pytest.approx(20_480 / 24, rel=1e-15)
     assert plan["per_host"]["bytes_per_token_growing"] * 16 == 2_621_440
-    assert plan["host"]["by_checkpoints"]["dense"]["tokens"] == 10 * 16 + 15
+    assert plan["host_by_checkpoints"]["dense"]["tokens"] == 10 * 16 + 15
     replicated = bytes_per_token_growing(layout, distinct_shards(layout, 8, {"kv": 2}))
     assert replicated == 2 * bytes_per_token(layout.groups[0])
 

@@ -166,6 +166,7 @@ def _document(cut: Chunking, units: Units, costs: Costs, host_bytes: int | None)
         "groups": [_group(cut, units, g) | costs.group(g) for g in range(len(cut.layout.groups))],
         "bytes_per_token_growing": number(bytes_per_token_growing(cut.layout)),
         "host": None if host_bytes is None else costs.host(host_bytes),
+        "host_by_checkpoints": None if host_bytes is None else costs.host_by_checkpoints(host_bytes),
         **costs.sums(),
     }
 

@@ -171,20 +171,22 @@ class Costs:
             "request": self._request(),
         }
 
-    def host(self, budget_bytes: int) -> dict[str, Any]:
-        """Returns what a budget holds: the longest request, by each choice of checkpoints, and how many of the given
-        length. `tokens` counts the chunks of one rank, all other figures those of every rank of the host.
+    def host(self, budget_bytes: int) -> dict[str, int]:
+        """Returns the longest prefix whose chunks a budget holds, all of one rank.
 
         Raises:
             ValueError: the budget is out of range.
         """
-        return {
-            "budget_bytes": budget_bytes,
-            "tokens": tokens_that_fit(self._cut, self._units, budget_bytes),
-            "by_checkpoints": {
-                rule: account and self._held(rule, account, budget_bytes) for rule, account in self.accounts.items()
-            },
-        }
+        return {"budget_bytes": budget_bytes, "tokens": tokens_that_fit(self._cut, self._units, budget_bytes)}
+
+    def host_by_checkpoints(self, budget_bytes: int) -> dict[str, Any]:
+        """Returns what a budget holds of every rank of the host, by each choice of checkpoints: the longest request, and
+        how many of the given length.
+
+        Raises:
+            ValueError: the budget is out of range.
+        """
+        return {rule: account and self._held(rule, account, budget_bytes) for rule, account in self.accounts.items()}
 
     def _held(self, rule: str, account: HostAccount, budget_bytes: int) -> dict[str, Any]:
         tokens = None if rule == "listed" else account.longest(budget_bytes)

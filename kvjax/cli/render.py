@@ -130,7 +130,7 @@ def _sums(document: dict[str, Any], checkpoints: str) -> list[str]:
     if document["host"]:
         lines.append(
             f"host memory       {both_bytes(document['host']['budget_bytes'])} holds a prefix of "
-            f"{document['host']['by_checkpoints']['dense']['tokens']:,} tokens with every chunk of every group"
+            f"{document['host_by_checkpoints']['dense']['tokens']:,} tokens with every chunk of every group"
             + ("" if every["ranks"] == 1 else f", of {every['ranks']:,} ranks")
         )
     return lines
@@ -175,7 +175,7 @@ def _capacity_table(document: dict[str, Any]) -> Table:
     every = chosen["checkpoint_tokens"] or chosen["default_checkpoint_tokens"]
     names |= {"every": f"every {every:,} tokens"} if every else {}
     for rule in [rule for rule in chosen["bytes_per_token"] if rule in names]:
-        held = host and host["by_checkpoints"][rule]
+        held = host and document["host_by_checkpoints"][rule]
         part = (request["by_checkpoints"][rule] if request else held) or {}
         growing, fixed = part.get("growing_bytes"), part.get("fixed_bytes")
         cells = [

@@ -77,21 +77,21 @@ def test_checkpoints_are_as_given(gemma, choice, rule, tokens):
     given = plan["checkpoints"]
     assert (given["rule"], given["source"], given["checkpoint_tokens"]) == (rule, "given", tokens)
     assert given["default_checkpoint_tokens"] == 23760
-    assert list(plan["host"]["by_checkpoints"]) == ["dense", "every", "end"]
+    assert list(plan["host_by_checkpoints"]) == ["dense", "every", "end"]
 
 
 def test_without_windows_no_checkpoint_but_the_end_is_worth_having(tmp_path):
     plan = document("plan", saved(tmp_path, ONLY_FULL), *BUDGET)
     assert (plan["checkpoints"]["rule"], plan["checkpoints"]["default_checkpoint_tokens"]) == ("end", None)
-    held = plan["host"]["by_checkpoints"]
+    held = plan["host_by_checkpoints"]
     assert held["every"] is None
     assert held["end"]["tokens"] == held["dense"]["tokens"] == plan["host"]["tokens"]
 
 
 def test_what_a_budget_holds_by_checkpoints(gemma):
-    host = document("plan", gemma, *BUDGET, "--request-tokens", "32768")["host"]
-    assert host["tokens"] == 493_455
-    held = host["by_checkpoints"]
+    plan = document("plan", gemma, *BUDGET, "--request-tokens", "32768")
+    assert plan["host"] == {"budget_bytes": 64 * 2**30, "tokens": 493_455}
+    held = plan["host_by_checkpoints"]
     assert {rule: part["tokens"] for rule, part in held.items()} == {
         "dense": 493_455,
         "every": 2_684_319,
@@ -121,8 +121,8 @@ def test_listed_checkpoints(gemma):
     windows = 62 + 64 + 65  # chunks; at 8,000 the same prompt sent again reads one more
     assert listed["fixed_bytes"] == plan["groups"][1]["host_bytes"]
     assert listed["fixed_bytes"] in range((windows - 2) * 29 * 65536, (windows + 1) * 29 * 65536)
-    assert plan["host"]["by_checkpoints"]["listed"]["tokens"] is None
-    assert plan["host"]["by_checkpoints"]["listed"]["requests"] == 64 * 2**30 // 65536 // (listed["bytes"] // 65536)
+    assert plan["host_by_checkpoints"]["listed"]["tokens"] is None
+    assert plan["host_by_checkpoints"]["listed"]["requests"] == 64 * 2**30 // 65536 // (listed["bytes"] // 65536)
 
 
 def test_ranks_share_the_budget_and_each_holds_its_part(gemma):
@@ -133,9 +133,9 @@ def test_ranks_share_the_budget_and_each_holds_its_part(gemma):
     assert four["bytes_per_token_growing"] == one["bytes_per_token_growing"] == 20480
     assert four["per_host"] == {"ranks": 4} | {key: 4 * value for key, value in one["per_rank"].items()}
     assert four["request"]["device_bytes_per_host"] == 4 * one["request"]["device_bytes_per_rank"]
-    for rule, part in four["host"]["by_checkpoints"].items():
-        assert part["tokens"] == one["host"]["by_checkpoints"][rule]["tokens"]
-        assert part["requests"] == one["host"]["by_checkpoints"][rule]["requests"]
+    for rule, part in four["host_by_checkpoints"].items():
+        assert part["tokens"] == one["host_by_checkpoints"][rule]["tokens"]
+        assert part["requests"] == one["host_by_checkpoints"][rule]["requests"]
 
 
 @settings(max_examples=40, deadline=None)
@@ -148,7 +148,7 @@ def test_requests_held_equal_a_count_of_their_chunks(cut: Chunking, every, token
     units = {group["name"]: group["units_per_chunk"] for group in plan["groups"]}
     chunks = model.stored_chunks(cut, model.checkpoints_of(tokens, every))
     of_one = sum(len(chunks[name]) * units[name] * shards[name] for name in names)
-    held = plan["host"]["by_checkpoints"]["every"]["requests"]
+    held = plan["host_by_checkpoints"]["every"]["requests"]
     assert held == (budget // plan["unit_bytes"] // of_one if of_one else None)
     assert plan["request"]["by_checkpoints"]["every"]["bytes"] == of_one * plan["unit_bytes"]
     assert {group["name"]: group["distinct_shards"] for group in plan["groups"] if group["name"] in shards} == shards
@@ -196,8 +196,8 @@ def test_what_cannot_be_counted_is_null_and_said(tmp_path):
     assert ran.code == 0
     assert "requests with checkpoints at the end only are not counted on the host: what" in ran.err
     plan = document("plan", path, *BUDGET, "--request-tokens", "5000")
-    assert plan["host"]["by_checkpoints"]["end"] is None
-    assert plan["host"]["by_checkpoints"]["dense"]["tokens"] == plan["host"]["tokens"]
+    assert plan["host_by_checkpoints"]["end"] is None
+    assert plan["host_by_checkpoints"]["dense"]["tokens"] == plan["host"]["tokens"]
     assert kvjax("plan", path, *BUDGET, "--request-tokens", "5000").code == 0
 
 
