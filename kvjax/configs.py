@@ -1,6 +1,6 @@
 """From a model's `config.json`, a file or its content, to the layout of its cache."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
@@ -78,8 +78,12 @@ def layout_from_config(
     ).layout
 
 
-def config_document(config: Any) -> Any:
+def config_document(config: Any, *, may_hold_constants: Callable[[Any], bool] = lambda _document: True) -> Any:
     """Returns the content of a config: itself, or what is in the file or folder that it names.
+
+    Args:
+        config: the content, or a path.
+        may_hold_constants: see `kvjax._files.read_json`.
 
     Raises:
         ValueError: the file is missing, or no JSON.
@@ -89,6 +93,8 @@ def config_document(config: Any) -> Any:
     path = fspath(config)
     if not isinstance(path, str):
         raise ValueError(f"`config` must be a mapping or the path of a config.json, got {config!r}")
+    if not path:
+        raise ValueError("`config` must be a mapping or the path of a config.json, got ''")
     if Path(path).is_dir():
         path = str(Path(path) / "config.json")
-    return read_json(path, constants=True)
+    return read_json(path, may_hold_constants=may_hold_constants)

@@ -196,10 +196,9 @@ class GroupSpec:
         for leaf in leaves:
             if not isinstance(leaf, LeafSpec):
                 raise ValueError(f"`leaves`{of} must be a sequence of LeafSpec, got {leaf!r} in it")
-        names = [leaf.name for leaf in leaves]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"`leaves`{of} must have distinct names, got {name!r} twice")
+        twice = _first_twice(leaf.name for leaf in leaves)
+        if twice is not None:
+            raise ValueError(f"`leaves`{of} must have distinct names, got {twice!r} twice")
         return leaves
 
     def _checked_bytes(self, of: str, leaves: tuple[LeafSpec, ...]) -> int:
@@ -247,9 +246,9 @@ class CacheLayout:
         if not groups:
             raise ValueError("`groups` must hold at least one group, got none")
         names = [group.name for group in groups]
-        for name in names:
-            if names.count(name) > 1:
-                raise ValueError(f"`groups` must have distinct names, got {name!r} twice")
+        twice = _first_twice(names)
+        if twice is not None:
+            raise ValueError(f"`groups` must have distinct names, got {twice!r} twice")
         if not any(group.is_cached for group in groups):
             raise ValueError(f"`groups` must hold at least one group that is not scratch, got only {names}")
         _check_shared_leaves(groups)
@@ -284,6 +283,15 @@ class CacheLayout:
         if not self.groups[group_idx].is_cached:
             raise ValueError(f"`{argument}` must name groups that are cached, got the scratch group {name!r}")
         return group_idx
+
+
+def _first_twice(names: Iterable[str]) -> str | None:
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def _check_shared_leaves(groups: tuple[GroupSpec, ...]) -> None:

@@ -5,7 +5,6 @@ import re
 import reprlib
 from typing import Any
 
-from kvjax._files import read_json
 from kvjax.cli.options import integer
 from kvjax.configs import config_document
 from kvjax.geometry import is_model_config, layout_from_geometry
@@ -81,9 +80,9 @@ def read_cache(args: argparse.Namespace) -> tuple[CacheLayout, ModelCache | None
     Raises:
         ValueError: the file cannot be read, is neither, or an option does not suit it.
     """
-    document: Any = config_document(args.geometry)
-    if not is_model_config(document):
-        document = read_json(args.geometry)  # strictly
+    if not args.geometry:
+        raise ValueError("GEOMETRY must be the path of a file, got ''")
+    document: Any = config_document(args.geometry, may_hold_constants=is_model_config)
     given = {name: _value(args, option) for option, name in _OPTIONS.items() if _value(args, option) is not None}
     try:
         if is_model_config(document):
@@ -108,6 +107,8 @@ def ranks_of_host(asked: int | None, cache: ModelCache | None) -> tuple[int, dic
     Raises:
         ValueError: more ranks than the model is cut for.
     """
+    if asked is not None and asked < 1:
+        raise ValueError(f"`--ranks-per-host` must be a positive int, got {asked}")
     if cache is None:
         return (1 if asked is None else asked), None
     ranks = cache.tensor_parallel if asked is None else asked
@@ -145,6 +146,6 @@ def _value(args: argparse.Namespace, option: str) -> Any:
 def _with_options(text: str) -> str:
     """An error's text with the names that the command line has for the arguments."""
     for option, name in _OPTIONS.items():
-        if text.startswith(f"`{name}` must"):
+        if text.startswith(f"`{name}`"):
             return f"`{option}`" + text[len(name) + 2 :]
     return text

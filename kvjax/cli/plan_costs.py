@@ -180,8 +180,8 @@ class Costs:
         return {"budget_bytes": budget_bytes, "tokens": tokens_that_fit(self._cut, self._units, budget_bytes)}
 
     def host_by_checkpoints(self, budget_bytes: int) -> dict[str, Any]:
-        """Returns what a budget holds of every rank of the host, by each choice of checkpoints: the longest request, and
-        how many of the given length.
+        """Returns what a budget holds of every rank of the host, by each choice of checkpoints: the longest
+        request, and how many of the given length.
 
         Raises:
             ValueError: the budget is out of range.

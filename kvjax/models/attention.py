@@ -32,7 +32,7 @@ def attention_caches(fields: Fields, layer: int, mixer: Mixer, options: Options,
     if mixer.reads_another:
         return _index(fields, layer, options, lookahead) if mixer.indexed else []
     if fields.get("kv_lora_rank") is not None:
-        width = fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim", at_least=0, default=0)
+        width = fields.integer("kv_lora_rank") + fields.integer("qk_rope_head_dim", at_least=0)
         role = "latent" if mixer.attention == "full" else f"{mixer.attention}_latent"
         caches = [_latent(layer, role, kind, width, options, lookahead)]
     else:
@@ -70,7 +70,15 @@ def kv_heads(fields: Fields) -> int:
         if not grouped:
             fields.get("num_key_value_heads")
             return 1
+    several = fields.get("multi_query_attention")
+    if several is not None and not fields.flag("multi_query_attention"):
+        fields.get("num_key_value_heads")
+        return fields.integer("num_attention_heads")
+    if several is not None:
+        return fields.integer("num_key_value_heads", default=1)
     inner = fields.table("attn_config")
+    if inner is not None and inner.get("attn_type") == "multiquery_attention":
+        return 1
     if inner is not None and inner.get("kv_n_heads") is not None:
         return inner.integer("kv_n_heads")
     if fields.get("num_key_value_heads") is not None:
@@ -84,6 +92,7 @@ def head_dim(fields: Fields) -> int:
     if given is not None:
         return given
     width, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
+    width *= fields.integer("attention_width_factor", default=1)
     if width % heads:
         raise ValueError(
             f"the config must have `head_dim`, as `{fields.name_of('hidden_size')}`, {width}, is no multiple of "

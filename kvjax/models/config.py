@@ -6,18 +6,19 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._checks import integer, is_int
 from kvjax.geometry import type_name
 from kvjax.groups import CacheLayout, cache_dtype
 from kvjax.models import attention, states
 from kvjax.models.caches import LayerCache, Options, Ranks
 from kvjax.models.class_defaults import CLASS_DEFAULTS
 from kvjax.models.equalize import Pages, equal_pages
-from kvjax.models.families import FAMILIES, NOT_UNDERSTOOD, WITHOUT_CACHE, Family
-from kvjax.models.fields import Fields, refuse_outer
+from kvjax.models.families import FAMILIES, FIELD_DEFAULTS, FIELD_NAMES, NOT_UNDERSTOOD, WITHOUT_CACHE, Family
+from kvjax.models.fields import ALIASES, Fields
 from kvjax.models.grouping import Bucket, buckets, group, layout, tokens_of_blocks
 from kvjax.models.layers import Mixer, mixers
 from kvjax.models.per_layer import LayerFields
+from kvjax.models.vocabulary import around_a_decoder, shorten
 
 # Where a multimodal config keeps the fields of its decoder.
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config", "talker_config")
@@ -90,8 +91,8 @@ def model_cache(
     Raises:
         ValueError: see `kvjax.layout_from_config`.
     """
-    if equalize not in (None, "bytes"):
-        raise ValueError(f"`equalize` must be None or 'bytes', got {equalize!r}")
+    if equalize is not None and not (isinstance(equalize, str) and equalize == "bytes"):
+        raise ValueError(f"`equalize` must be None or 'bytes', got {shorten(equalize)}")
     if align_tokens is not None and equalize is None:
         raise ValueError(f"`align_tokens` goes with `equalize='bytes'` only, got {align_tokens!r}")
     fields, model_type = decoder_fields(config)
@@ -107,7 +108,9 @@ def model_cache(
         index_bytes=None if index_bytes is None else integer(index_bytes, "index_bytes", at_least=1, below=2**30),
     )
     family = FAMILIES.get(model_type, Family())
-    layers, mtp = mixers(fields, model_type)
+    layers, mtp, told = mixers(fields, model_type)
+    if told:  # each layer's kind is known: fields of kinds that none is of mean nothing
+        fields.reads_like(states.FIELDS)
     recurrent = any(one.recurrent for one in layers + mtp)
     options = _with_state_dtype(fields, options, state_dtype, assumed if recurrent else [])
     draft = _draft_layers(mtp, draft_layers)
@@ -127,7 +130,7 @@ def model_cache(
     found = buckets(caches) + buckets(extra, "draft_")
     per_block = tokens_of_blocks(found, tokens_per_block)
     pages = None
-    if equalize:
+    if equalize and any(bucket.one.block_tokens is None for bucket in found):
         if isinstance(tokens_per_block, Mapping):
             raise ValueError(f"`tokens_per_block` must be an int with `equalize`, got {tokens_per_block!r}")
         pages = equal_pages(found, per_block, tokens_per_block if align_tokens is None else align_tokens)
@@ -157,7 +160,12 @@ def decoder_fields(config: Any) -> tuple[Fields, str]:
         inner = next((name for name in _NESTED if isinstance(own.get(name), Mapping) and own[name]), None)
         if inner is None:
             break
-        refuse_outer(own, label)
+        if label.count(".") >= 8:
+            raise ValueError(f"the decoder's fields must be nested at most 8 deep, and `{label}{inner}` is deeper")
+        for name, value in around_a_decoder(own):
+            raise ValueError(
+                f"`{label}{name}` must be a mechanism that kvjax understands or be off, got {shorten(value)}"
+            )
         outer = {**outer, **{key: own[key] for key in ("dtype", "torch_dtype") if own.get(key) is not None}}
         outer.setdefault("model_type", own.get("model_type"))
         own, label = own[inner], f"{label}{inner}."
@@ -168,6 +176,14 @@ def decoder_fields(config: Any) -> tuple[Fields, str]:
     if not label:
         defaults = {name: value for name, value in defaults.items() if name not in _SIZES}
     merged = {**{key: value for key, value in outer.items() if own.get(key) is None}, **own}
+    for field, name in FIELD_NAMES.get(model_type, {}).items():
+        if merged.get(name) is not None:
+            merged.setdefault(field, merged[name])
+    for name in ALIASES["sliding_window"]:
+        if merged.get(name) is False or (is_int(merged.get(name)) and merged[name] == -1):
+            merged[name] = None
+    if "per_layer_config" not in merged:  # what a class writes there stands for fields that it does not write back
+        defaults = {**FIELD_DEFAULTS.get(model_type, {}), **defaults}
     return Fields(merged, defaults, label), model_type
 
 
@@ -186,7 +202,9 @@ def _check_decoder(own: Mapping[str, Any], label: str) -> None:
         ("cross_attention_layers", "attention to an encoder"),
     ):
         if own.get(field):
-            raise ValueError(f"`{label}{field}` must be off, as kvjax does not understand {why}, got {own[field]!r}")
+            raise ValueError(
+                f"`{label}{field}` must be off, as kvjax does not understand {why}, got {shorten(own[field])}"
+            )
     if own.get("use_bidirectional_attention") is True:
         raise ValueError(
             f"`{label}use_bidirectional_attention` must be off: a cache holds what later tokens do not change, got True"
@@ -281,6 +299,9 @@ def _notes(fields: Fields, found: list[Bucket], index_bytes: int | None) -> list
             "keys of indexers are counted as engines keep them, in 8 bits with a float32 scale, unless `index_bytes` "
             "is given"
         )
+    quantized = fields.get("quantization_config")
+    if isinstance(quantized, Mapping) and quantized.get("kv_cache_scheme"):
+        notes.append("the config quantizes the KV cache (`quantization_config.kv_cache_scheme`): say its `dtype`")
     if any(bucket.one.role == "compressor_ring" for bucket in found):
         notes.append("the width of the compressor's ring is not published: it is scratch and never stored or counted")
     return notes

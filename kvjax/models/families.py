@@ -20,12 +20,14 @@ class Family:
         swa_kv_factor: key and value heads of a sliding layer over those of a full one, where the config
             has no number of its own for them.
         attentions_per_layer: caches that one layer owns.
+        pattern_first: the pattern holds although the config has periods of layers.
     """
 
     pattern: Pattern | None = None
     state: str | None = None
     swa_kv_factor: int = 1
     attentions_per_layer: int = 1
+    pattern_first: bool = False
 
 
 def every(period: int, at: int, else_: str, word: str = "full_attention") -> Pattern:
@@ -71,6 +73,10 @@ def _from_the_end(layer: int, num_layers: int) -> str:
 
 def _dots3(layer: int, _num_layers: int) -> str:
     return "indexed_attention" if layer in (0, 1) or layer % 4 == 1 else "sliding_attention"
+
+
+def _zamba(layer: int, _num_layers: int) -> str:
+    return "hybrid" if layer == 2 or (layer > 2 and (layer - 3) % 6 == 4) else "linear_attention"
 
 
 def _deepseek_v4(layer: int, _num_layers: int) -> str:
@@ -135,19 +141,41 @@ FAMILIES: dict[str, Family] = {
     "xlstm": Family(_all("linear_attention"), state="xlstm"),
     "recurrent_gemma": Family(every(3, 2, "linear_attention", "sliding_attention"), state="rg_lru"),
     "falcon_h1": _HYBRID,
+    "bamba": _RECURRENT,
+    "granitemoehybrid": _RECURRENT,
+    "zamba": Family(_zamba, pattern_first=True),
+    "bailing_moe_linear": Family(state="lightning"),
+    "bailing_moe_v2_linear": Family(state="lightning"),
     "longcat_flash": Family(attentions_per_layer=2),
+}
+
+# Fields that go by a name which means something else in other families.
+FIELD_NAMES: dict[str, dict[str, str]] = {
+    "gpt_neo": {"num_attention_heads": "num_heads"},
+    "gpt-neo": {"num_attention_heads": "num_heads"},
+}
+
+# What classes fill in without a field of their own; see also `class_defaults`.
+FIELD_DEFAULTS: dict[str, dict[str, int]] = {
+    "gemma4": {"global_head_dim": 512},
+    "gemma4_text": {"global_head_dim": 512},
+    "gemma4_unified": {"global_head_dim": 512},
+    "gemma4_unified_text": {"global_head_dim": 512},
+    "zamba": {"attention_width_factor": 2},
+    "zamba2": {"attention_width_factor": 2},
 }
 
 # Encoders and others that keep no cache while they generate.
 WITHOUT_CACHE = frozenset(
     """
-    albert align altclip bert bros camembert canine clip clip_text_model convbert data2vec_text deberta
-    deberta-v2 deberta_v2 dinov2 distilbert electra embedding_gemma2 embedding_gemma2_text ernie ernie_m
-    esm eurobert flaubert fnet funnel gte ibert jina_embeddings_v3 layoutlm layoutlmv2 layoutlmv3 lilt
-    luke markuplm mega megatron-bert megatron_bert mobilebert modernbert mpnet mra nezha nomic_bert
-    nystromformer openai_privacy_filter perceiver qdqbert rembert roberta roberta-prelayernorm
-    roberta_prelayernorm roc_bert roformer siglip siglip_text_model splinter squeezebert tapas ultrabert
-    vit xlm xlm-roberta xlm-roberta-xl xlm_roberta xlm_roberta_xl xmod yoso
+    albert align altclip bert bert-generation bert_generation bros camembert canine clip clip_text_model
+    convbert data2vec-text data2vec_text deberta deberta-v2 deberta_v2 dinov2 distilbert electra
+    embedding_gemma2 embedding_gemma2_text ernie ernie_m esm eurobert flaubert fnet funnel gte ibert
+    jina_embeddings_v3 layoutlm layoutlmv2 layoutlmv3 lilt luke markuplm mega megatron-bert
+    megatron_bert mobilebert modernbert mpnet mra nezha nomic_bert nystromformer openai_privacy_filter
+    perceiver qdqbert rembert roberta roberta-prelayernorm roberta_prelayernorm roc_bert roformer siglip
+    siglip_text_model splinter squeezebert tapas ultrabert vit xlm xlm-roberta xlm-roberta-xl
+    xlm_roberta xlm_roberta_xl xmod yoso
     """.split()  # noqa: SIM905  # a list of words
 )
 
@@ -166,6 +194,20 @@ NOT_UNDERSTOOD = {
     "gemma4_assistant": "a draft that reads another model's cache",
     "gemma4_unified_assistant": "a draft that reads another model's cache",
     "muse_glimmer_assistant": "a draft that reads another model's cache",
+    **dict.fromkeys(
+        (
+            *("rwkv5", "rwkv6", "rwkv7", "gla", "retnet", "delta_net", "gated_deltanet", "gated_deltaproduct", "hgrn"),
+            *("hgrn2", "linear_attn", "lightnet", "samba", "comba", "mom", "gsa", "abc", "rodimus", "path_attn"),
+            *("log_linear_mamba2", "deltaformer", "stripedhyena", "evo2"),
+        ),
+        "linear attention whose states have no rule here",
+    ),
+    "ouro": "layers that run in loops",
+    "idefics": "attention to an encoder",
+    "blip_text_model": "attention to an encoder",
+    "blip": "attention to an encoder",
+    "blip_2_qformer": "attention to an encoder",
+    "evolla": "attention to an encoder",
     "encoder_decoder": "attention to an encoder",
     "vision_encoder_decoder": "attention to an encoder",
     "speech_encoder_decoder": "attention to an encoder",

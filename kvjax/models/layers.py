@@ -1,12 +1,13 @@
 """Which kind of cache each layer owns, from any of the ways in which configs say so."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from kvjax._checks import is_int
 from kvjax.models.families import FAMILIES, Family
 from kvjax.models.fields import Fields
+from kvjax.models.vocabulary import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,18 @@ _LETTERS = {"M": "mamba", "*": "attention", "E": "moe", "-": "mlp"}
 _WINDOW_LETTERS = {"L": "sliding_attention", "G": "full_attention", "F": "full_attention", "S": "sliding_attention"}
 
 
+# Ways of saying which layer is what: where one has spoken, the others are read as well.
+_LISTS = (
+    *("layer_types", "layers_block_type", "attention_layers", "attention_types", "hybrid_override_pattern"),
+    *("compress_ratios", "attn_type_list", "layer_attn_types", "hybrid_layer_pattern", "no_rope_layers", "block_types"),
+    *("_block_types", "full_attn_idxs", "attn_layer_indices", "hybrid_layer_ids", "local_layer_ids"),
+    *("attn_layer_period", "attn_layer_offset", "sliding_window_pattern", "global_attn_every_n_layers"),
+    *("global_attn_every_n", "full_attention_interval", "layer_group_size", "no_rope_layer_interval"),
+    *("sliding_window_layers", "linear_attn_config", "sparse_attention_config"),
+)
+_BLOCK_FIELDS = ("n_heads_in_group", "no_op", "replace_with_linear", "unshifted_sink")
+
+
 @dataclass(frozen=True, slots=True)
 class _Found:
     """Layer types that a config gives: one mixer a layer, the field, and whether the config lists every layer."""
@@ -79,8 +92,9 @@ class _Found:
     listed: bool = True
 
 
-def mixers(fields: Fields, model_type: str) -> tuple[list[Mixer], list[Mixer]]:
-    """Returns the mixers of the model's layers, and those of its multi-token-prediction layers.
+def mixers(fields: Fields, model_type: str) -> tuple[list[Mixer], list[Mixer], bool]:
+    """Returns the mixers of the model's layers, those of its multi-token-prediction layers, and whether the config
+    or its family tells each layer's kind (else all are taken for attention).
 
     Raises:
         ValueError: the fields contradict each other, or name what is not understood.
@@ -91,8 +105,11 @@ def mixers(fields: Fields, model_type: str) -> tuple[list[Mixer], list[Mixer]]:
         fields.refuse("num_mtp_layers", f"must be at most {_MOST_LAYERS}")
     found = _listed(fields)
     num_layers = _num_layers(fields, found)
+    told = True
     if found is None:
-        found = _from_rules(fields, num_layers, family) or _uniform(fields, num_layers)
+        found = _from_rules(fields, num_layers, family)
+    if found is None:
+        found, told = _uniform(fields, num_layers), False
     if len(found.mixers) not in (num_layers, num_layers + num_mtp):
         fields.refuse(
             found.field, f"must have an entry for each of {num_layers} layers", f"{len(found.mixers)} entries"
@@ -103,7 +120,7 @@ def mixers(fields: Fields, model_type: str) -> tuple[list[Mixer], list[Mixer]]:
             name = fields.name_of("sliding_window")
             raise ValueError(f"`{name}` must be set, as `{found.field}` names sliding layers, and is not")
         layers = [replace(one, attention="full") if one.attention == "sliding" else one for one in layers]
-    return _indexed(fields, layers), tail or _mtp(fields, layers, num_mtp)
+    return _indexed(fields, layers), tail or _mtp(fields, layers, num_mtp), told
 
 
 def _num_layers(fields: Fields, found: _Found | None) -> int:
@@ -132,6 +149,9 @@ def _listed(fields: Fields) -> _Found | None:
     for reader in (_from_words, _from_letters, _from_ratios, _from_flags, _from_indices, _from_blocks):
         found = reader(fields)
         if found is not None:
+            fields.reads(*_LISTS)
+            if fields.get("sliding_window") is not None:
+                fields.reads("local_attention")
             return found
     return None
 
@@ -147,8 +167,10 @@ def _from_words(fields: Fields) -> _Found | None:
         return None
     words = []
     for block in blocks:
-        if not isinstance(block, Sequence) or len(block) != 2 or not is_int(block[1]):
+        if not isinstance(block, Sequence) or len(block) != 2 or not isinstance(block[0], Sequence):
             fields.refuse("attention_types", "must hold pairs of a list of layer types and a count", block)
+        if not is_int(block[1]) or not 1 <= block[1] <= _MOST_LAYERS or len(words) > _MOST_LAYERS:
+            fields.refuse("attention_types", f"must count from 1 to {_MOST_LAYERS} layers", block[1])
         words += list(block[0]) * int(block[1])
     return _Found([_mixer(fields, "attention_types", word) for word in words], "attention_types")
 
@@ -228,6 +250,7 @@ def _from_indices(fields: Fields) -> _Found | None:
         ("attn_layer_indices", FULL, STATE),
         ("hybrid_layer_ids", WORDS["hybrid"], STATE),
         ("local_layer_ids", WORDS["hybrid_sliding"], WORDS["hybrid"]),
+        ("sliding_window_layers", SLIDING, FULL),
     ):
         found = fields.indices(field, num_layers)
         if found is not None:
@@ -242,14 +265,14 @@ def _from_blocks(fields: Fields) -> _Found | None:
         return None
     found = []
     for number, block in enumerate(blocks):
-        attention = block.get("attention") if isinstance(block, dict) else None
-        if not isinstance(attention, dict):
+        attention = block.get("attention") if isinstance(block, Mapping) else None
+        if not isinstance(attention, Mapping):
             fields.refuse("block_configs", "must hold objects with `attention`", block)
-        for field in ("window_length", "num_sink_tokens", "sparsify"):
-            if attention.get(field):
+        for field, value in attention.items():
+            if value and field not in _BLOCK_FIELDS:
                 raise ValueError(
                     f"`block_configs[{number}].attention.{field}` must be off, as kvjax does not understand it, "
-                    f"got {attention[field]!r}"
+                    f"got {shorten(value)}"
                 )
         off = attention.get("no_op") or attention.get("replace_with_linear")
         found.append(NOTHING if off else FULL)
@@ -260,6 +283,9 @@ def _from_blocks(fields: Fields) -> _Found | None:
 
 
 def _from_rules(fields: Fields, num_layers: int, family: Family) -> _Found | None:
+    if family.pattern_first:
+        fields.reads(*_LISTS)
+        return _of_family(fields, num_layers, family)
     period = fields.optional("attn_layer_period")
     if period is not None:
         offset = fields.integer("attn_layer_offset", at_least=0, default=0)
@@ -282,6 +308,10 @@ def _from_rules(fields: Fields, num_layers: int, family: Family) -> _Found | Non
         if pattern is None or (other is CHUNKED and fields.get("attention_chunk_size") is None):
             continue
         return _Found(_periodic(fields, field, pattern, num_layers, other), field, False)
+    return _of_family(fields, num_layers, family)
+
+
+def _of_family(fields: Fields, num_layers: int, family: Family) -> _Found | None:
     if family.pattern is None:
         return None
     words = [family.pattern(n, num_layers) for n in range(num_layers)]
@@ -318,8 +348,8 @@ def _uniform(fields: Fields, num_layers: int) -> _Found:
 
 def _indexed(fields: Fields, layers: list[Mixer]) -> list[Mixer]:
     """Marks the layers that own keys of an indexer: some layers use the choice that another one made."""
-    index_dim = fields.get("index_head_dim")
-    if index_dim is not None and fields.has("kv_lora_rank") and not any(one.indexed for one in layers):
+    has_keys = fields.has("index_head_dim", "kv_lora_rank") or fields.has("indexer_head_dim")
+    if has_keys and not any(one.indexed for one in layers):
         layers = [replace(one, indexed=True) if one.attention == "full" else one for one in layers]
     own = _owns_index(fields, len(layers))
     return [replace(one, indexed=one.indexed and own(n)) for n, one in enumerate(layers)]
@@ -329,7 +359,7 @@ def _owns_index(fields: Fields, num_layers: int) -> Callable[[int], bool]:
     types = fields.listed("indexer_types")
     pattern = fields.get("index_topk_pattern")
     if types is None and pattern is not None:
-        if not isinstance(pattern, (str, list)) or any(letter not in "FS" for letter in pattern):
+        if not isinstance(pattern, (str, list)) or any(letter not in ("F", "S") for letter in pattern):
             fields.refuse("index_topk_pattern", "must be text of the letters F and S")
         types = ["full" if letter == "F" else "shared" for letter in pattern]
     if types is not None:

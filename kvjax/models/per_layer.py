@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from kvjax.models import states
+from kvjax._checks import is_int
 from kvjax.models.families import Family
 from kvjax.models.fields import Fields
 from kvjax.models.layers import Mixer
@@ -17,7 +17,7 @@ class LayerFields:
         self._fields = fields
         self._num_layers = num_layers
         self._family = family
-        fields.reads("kv_source_layer_ids", "attention_chunk_size", *states.FIELDS)
+        fields.reads("kv_source_layer_ids", "attention_chunk_size")
         if fields.get("ple_layer_ids"):
             fields.refuse("ple_layer_ids", "must be empty, as kvjax does not understand states of n-grams")
         self._of_layer = self._overrides()
@@ -51,7 +51,7 @@ class LayerFields:
 
     def of_layer(self, layer: int, mixer: Mixer) -> Fields:
         """The fields of one layer."""
-        return self._fields.with_layer({**self._of_kind(mixer), **self._of_layer.get(layer, {})}, layer)
+        return self._fields.with_layer({**self._of_kind(mixer), **self._of_layer.get(layer, {})})
 
     def _overrides(self) -> dict[int, dict[str, Any]]:
         fields, found = self._fields, {n: {} for n in range(self._num_layers)}
@@ -71,11 +71,24 @@ class LayerFields:
                     fields.refuse(field, f"must have an entry for each of {self._num_layers} layers")
                 for n, values_of_layer in found.items():
                     values_of_layer.update(_renamed(fields, field, values[n % len(values)]))
+        per_layer = fields.listed("num_key_value_heads_per_layer")
+        if per_layer is not None:
+            if len(per_layer) != self._num_layers:
+                fields.refuse("num_key_value_heads_per_layer", f"must have an entry for each of {len(found)} layers")
+            for n, heads in enumerate(per_layer):
+                found[n]["num_key_value_heads"] = heads
         for n, block in enumerate(fields.listed("block_configs") or ()):
-            per_head = block.get("attention", {}).get("n_heads_in_group")
-            if per_head and n in found:
-                found[n]["num_key_value_heads"] = fields.integer("num_attention_heads") // per_head
+            per_head = block["attention"].get("n_heads_in_group")
+            if per_head is not None and n in found:
+                found[n]["num_key_value_heads"] = self._heads_of_groups(per_head)
         return found
+
+    def _heads_of_groups(self, per_head: Any) -> int:
+        heads = self._fields.integer("num_attention_heads")
+        if not is_int(per_head) or per_head < 1 or heads % per_head:
+            rule = f"must have an `n_heads_in_group` that divides `num_attention_heads`, {heads}"
+            self._fields.refuse("block_configs", rule, per_head)
+        return heads // per_head
 
     def _of_kind(self, mixer: Mixer) -> dict[str, Any]:
         """Fields that only sliding, or only full, layers take."""
@@ -90,6 +103,7 @@ class LayerFields:
                 found.update(_renamed(fields, "num_key_value_heads", heads))
             other = fields.table("attention_other_setting")
             if other is not None:
+                other.reads("attention_type")
                 for field in ("num_attention_groups", "num_key_value_heads", "head_dim"):
                     if other.states(field):
                         found.update(

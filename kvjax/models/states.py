@@ -1,5 +1,6 @@
 """The states of recurrent layers: one rule for each mechanism, chosen by the fields that are there."""
 
+import re
 from collections.abc import Callable
 
 import numpy as np
@@ -205,12 +206,11 @@ _RULES: dict[str, Callable[[Fields, Options], tuple[Array, ...]]] = {
     "rwkv": _rwkv,
 }
 
-# What the rules above may read. A model whose layers are of another kind may have such fields, too.
-FIELDS = (
-    *DTYPE_FIELDS,
-    *("linear_num_key_heads", "linear_num_value_heads", "linear_key_head_dim", "linear_value_head_dim"),
-    *("linear_num_heads", "linear_head_dim", "linear_conv_kernel_dim", "short_conv_kernel_size", "conv_kernel"),
-    *("conv1d_width", "conv_L_cache", "mamba_d_state", "ssm_state_size", "lru_width", "state_size"),
+# What the rules above may read, and more of the same. A model whose layers are all told to be of another kind may
+# have such fields, too.
+FIELDS = re.compile(
+    r"mamba|ssm|state_size|d_state|state_dtype|lru_width|conv|cca_time|lightning|kda|rwkv|lstm"
+    r"|linear_(num|key|value|head|attn_config|attention_config)"
 )
 
 # The fields that show a mechanism, in the order of trying; the last three are known by the model's type alone.

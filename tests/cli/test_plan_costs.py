@@ -164,7 +164,7 @@ def test_requests_held_equal_a_count_of_their_chunks(cut: Chunking, every, token
         (["--checkpoint-tokens", "9" * 20], ["`checkpoint_tokens` must be below"]),
         (["--request-tokens", "0"], ["`request_tokens` must be a positive int, got 0"]),
         (["--request-tokens", "-1"], ["`request_tokens` must be a positive int, got -1"]),
-        (["--ranks-per-host", "0"], ["`ranks` must be a positive int, got 0"]),
+        (["--ranks-per-host", "0"], ["`--ranks-per-host` must be a positive int, got 0"]),
         (["--checkpoints", "10,20"], ["--checkpoints are positions of a request: give its length with"]),
         (["--checkpoints", "10,x", "--request-tokens", "99"], ["--checkpoints: must be P,P,…, ints, got '10,x'"]),
         (["--checkpoints", "", "--request-tokens", "99"], ["--checkpoints: must be P,P,…, ints, got ''"]),

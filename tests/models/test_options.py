@@ -270,7 +270,10 @@ class TestContradictions:
             ({"layer_types": ["linear_attention"] * 4}, "layer 0 is recurrent, and the config must have the fields"),
             ({"num_kv_shared_layers": 4}, "`num_kv_shared_layers` must be below"),
             ({"per_layer_config": {"9": {}}}, "`per_layer_config` must be an object of objects by layer below 4"),
-            ({"per_layer_config": {"1": {"attention_sink_size": 4}}}, "`attention_sink_size` must be a field"),
+            (
+                {"per_layer_config": {"1": {"attention_sink_size": 4}}},
+                "`per_layer_config.1.attention_sink_size` must be a mechanism",
+            ),
             ({"hybrid_override_pattern": "M?"}, "`hybrid_override_pattern` must be text of the letters"),
             ({"sliding_window": -5}, "`sliding_window` must be an int"),
         ],
@@ -284,7 +287,14 @@ class TestContradictions:
         [
             {"sliding_window": 4096, "layer_types": ["full_attention"] * 4},
             {"attention_chunk_size": 128},
-            {"mamba_d_state": 16, "mamba_expand": 2},
+            {"mamba_d_state": 16, "mamba_expand": 2, "layer_types": ["full_attention"] * 4},
+            {"sliding_window": -1},
+            {"sliding_window": False},
+            {"dual_chunk_attention_config": {"chunk_size": 262144}},
+            {"compression_ratio": 1.0, "use_memory_efficient_attention": True, "context_window": 4096},
+            {"quantization_config": {"kv_cache_scheme": None, "sparse_config": {"window_size": 4}}},
+            {"rope_parameters": {"full_attention": {"window": 4}}, "vision_config": {"sliding_window": 4}},
+            {"layer_types": ["full_attention"] * 4, "hybrid_layer_pattern": [0] * 4, "attn_type_list": [1] * 4},
             {"sliding_window": None},
             {"num_nextn_predict_layers": 2},
             {"layer_types": None},
@@ -292,6 +302,142 @@ class TestContradictions:
     )
     def test_what_no_layer_uses_means_nothing(self, changes):
         assert kvjax.layout_from_config(LLAMA | changes) == kvjax.layout_from_config(LLAMA)
+
+    @pytest.mark.parametrize(
+        ("field", "value"),
+        [
+            *[
+                (name, 4)
+                for name in ("attention_sink_size", "num_sink_tokens", "start_size", "recent_size", "num_memory")
+            ],
+            *[
+                (name, 4)
+                for name in ("num_memory", "mem_len", "xl_cache_len", "num_persistent_mem_tokens", "init_blocks")
+            ],
+            *[(name, 4) for name in ("total_ut_steps", "loops", "num_recursion_steps", "layer_repeats", "H_cycles")],
+            *[(name, 4) for name in ("cross_layer_interval", "cross_hidden_size", "encoder_hidden_size")],
+            *[(name, 4) for name in ("blocksparse_block_size", "nsa_block_size", "moba_topk", "kv_sharing_factor")],
+            *[(name, 4) for name in ("mamba_d_state", "ssm_state_size", "lru_width", "conv_L_cache", "cca_time0")],
+            *[(name, 4) for name in ("head_size", "d_kv", "size_per_head", "key_head_dim", "value_dim", "kv_heads")],
+            *[(name, [0, 2]) for name in ("swa_layers", "global_layers", "attn_layer_idxs", "full_attention_idx")],
+            ("mixer_types", ["a"] * 4),
+            ("hybrid_block_layout", ["t", "m2"]),
+            ("attention_type", "block_sparse"),
+            ("attention_config", {"num_sink_tokens": 4}),
+            ("attn_config", {"num_sink_tokens": 4}),
+            ("attn_config", {"sliding_window_size": 4}),
+            ("streaming_llm", {"start_size": 4}),
+            ("sparse_config", {"global_tokens": 16}),
+            ("some", {"what": [{"deeper": {"num_sink_tokens": 4}}]}),
+            ("per_layer_config", {"1": {"attention": {"num_sink_tokens": 4}}}),
+            ("per_layer_config", {"1": {"layer_type": "linear_attention"}}),
+            ("block_configs", [{"attention": {"sink_tokens": 4}}] * 4),
+            ("block_configs", [{"attention": {"sliding_window": 4}}] * 4),
+            ("block_configs", [{"attention": {"n_heads_in_group": 5}}] * 4),
+            ("num_key_value_heads_per_layer", [4, 4]),
+        ],
+    )
+    def test_a_field_about_the_cache_that_no_rule_reads_is_refused_by_name(self, field, value):
+        with pytest.raises(ValueError, match=field if field != "some" else r"some\.what\[\]\.deeper\.num_sink_tokens"):
+            kvjax.layout_from_config(LLAMA | {field: value})
+
+    @pytest.mark.parametrize("model_type", ["rwkv6", "gla", "retnet", "ouro", "idefics", "bert-generation"])
+    def test_a_family_whose_cache_is_another_is_refused(self, model_type):
+        with pytest.raises(ValueError, match=f"`model_type` must be .*{model_type}"):
+            kvjax.layout_from_config(LLAMA | {"model_type": model_type})
+
+    def test_states_without_a_word_on_which_layers_have_them_are_refused(self):
+        silent = {name: value for name, value in published.hub("nemotron-h-8b").items() if "pattern" not in name}
+        with pytest.raises(ValueError, match="must be a mechanism that kvjax understands or be off"):
+            kvjax.layout_from_config(silent)
+        for model in ("granite-4.0-h-tiny", "bamba-9b"):
+            found = {k: v for k, v in published.hub(model).items() if k not in ("layer_types", "attn_layer_indices")}
+            assert [group.name for group in kvjax.layout_from_config(found).groups] == ["state"]
+
+    def test_both_forms_of_zamba_have_a_state_in_every_layer(self):
+        transformers = pytest.importorskip("transformers")
+        config = {
+            "model_type": "zamba",
+            "attn_layer_offset": 4,
+            "attn_layer_period": 6,
+            "hidden_size": 3712,
+            "mamba_d_conv": 4,
+            "mamba_d_state": 16,
+            "mamba_expand": 2,
+            "n_mamba_heads": 2,
+            "num_attention_heads": 16,
+            "num_hidden_layers": 76,
+            "num_key_value_heads": 16,
+        }
+        published_form = kvjax.layout_from_config(config)
+        assert [(group.name, group.num_layers) for group in published_form.groups] == [("state", 76), ("full", 13)]
+        assert published_form.groups[1].leaves[0].block_shape == (16, 16, 464)
+        assert kvjax.layout_from_config(transformers.ZambaConfig(**config).to_dict()) == published_form
+
+    def test_lists_of_the_published_form_may_stay_beside_layer_types(self):
+        pytest.importorskip("transformers")
+        from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+
+        config = published.hub("mimo-v2-flash")
+        written = CONFIG_MAPPING["mimo_v2_flash"](**{k: v for k, v in config.items() if k != "model_type"}).to_dict()
+        assert "hybrid_layer_pattern" in written
+        assert [group.num_layers for group in kvjax.layout_from_config(written).groups] == [9, 39]
+
+    def test_a_width_that_only_the_class_knows_is_taken(self):
+        config = published.hub("gemma-4-31B")
+        wanted = kvjax.layout_from_config(config)
+        del config["text_config"]["global_head_dim"]
+        assert kvjax.layout_from_config(config) == wanted
+
+    def test_heads_of_single_layers_are_read(self):
+        layout = kvjax.layout_from_config(LLAMA | {"num_key_value_heads_per_layer": [4, 4, 2, 1]})
+        assert [(group.num_layers, group.leaves[0].block_shape) for group in layout.groups] == [
+            (2, (16, 4, 64)),
+            (1, (16, 2, 64)),
+            (1, (16, 1, 64)),
+        ]
+
+    @pytest.mark.parametrize(
+        ("changes", "heads"),
+        [
+            ({"n_kv_heads": 2}, 2),
+            ({"multi_query": True}, 1),
+            ({"multi_query_attention": True}, 1),
+            ({"multi_query_attention": True, "multi_query_group_num": 2}, 2),
+            ({"multi_query_attention": False, "multi_query_group_num": 2}, 16),
+            ({"attn_config": {"attn_type": "multiquery_attention"}}, 1),
+            ({"attn_config": {"kv_n_heads": 8}}, 8),
+        ],
+    )
+    def test_heads_of_keys_go_by_many_names(self, changes, heads):
+        config = {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"} | changes
+        assert kvjax.layout_from_config(config).groups[0].leaves[0].block_shape == (16, heads, 64)
+
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"index_topk_pattern": [8]}, "`index_topk_pattern` must be text"),
+            ({"index_topk_pattern": [["a"]]}, "`index_topk_pattern` must be text"),
+            ({"attention_types": [[None, 8]]}, "`attention_types` must hold pairs"),
+            ({"attention_types": [[["global"], 10**12]]}, "`attention_types` must count from 1"),
+            ({"attention_types": [[["global"], -5], [["global"], 9]]}, "`attention_types` must count from 1"),
+            ({"block_configs": [{"attention": {"n_heads_in_group": "4"}}] * 4}, "`n_heads_in_group` that divides"),
+        ],
+    )
+    def test_odd_types_are_refused(self, changes, words):
+        with pytest.raises(ValueError, match=words):
+            kvjax.layout_from_config(LLAMA | changes)
+
+    def test_what_is_endless_or_deep_is_refused(self):
+        endless = dict(LLAMA)
+        endless["text_config"] = endless
+        with pytest.raises(ValueError, match="nested at most 8 deep"):
+            kvjax.layout_from_config(endless)
+        deep = []
+        for _ in range(100_000):
+            deep = [deep]
+        with pytest.raises(ValueError, match="`num_sink_tokens` must"):
+            kvjax.layout_from_config(LLAMA | {"num_sink_tokens": deep})
 
     @pytest.mark.parametrize(
         ("options", "words"),
