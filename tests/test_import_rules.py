@@ -36,7 +36,7 @@ PURE = [
     "storing",
 ]
 PURE_STDLIB = {"collections", "dataclasses", "fractions", "functools", "hashlib", "itertools", "math", "operator"}
-PURE_STDLIB |= {"re", "struct", "typing"}
+PURE_STDLIB |= {"re", "reprlib", "struct", "typing"}
 JAX_LIVES_IN = ["memory", "mover", "offloader", "traced"]
 
 

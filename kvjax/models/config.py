@@ -317,7 +317,7 @@ def _grouped(
     assumed: list[str],
     notes: list[str],
 ) -> ModelCache:
-    groups, distinct, padding = [], {}, {}
+    groups, distinct, padding, pooled = [], {}, {}, 0
     for n, bucket in enumerate(found):
         tokens = per_block[n] if pages is None else pages.tokens_per_block[n]
         widths = (bucket.num_layers,) if pages is None else pages.widths[n]
@@ -332,6 +332,9 @@ def _grouped(
             inside = sum(array.padding_bytes for array in bucket.one.arrays) * (tokens // bucket.one.tokens_per_state)
             missing = (pages.width - width) * pages.page_bytes if pages and pages.padding_bytes[n] is not None else 0
             padding[made.name] = (inside + empty) * width + missing
+            pooled += pages is not None and pages.padding_bytes[n] is not None
+    if pages is not None and 2 * sum(padding.values()) > pooled * pages.width * pages.page_bytes:
+        notes = [*notes, "more than half of the shared pool stays empty: the groups are too unlike for one pool"]
     return ModelCache(
         model_type,
         tensor_parallel,

@@ -166,6 +166,14 @@ def test_groups_of_two_widths_get_blocks_of_equal_bytes():
     assert {group.block_bytes for group in layout.groups} == {2 * 65_536 * 8}
 
 
+def test_a_pool_that_stays_empty_is_told_of():
+    """A small convolution beside a wide attention: the pool's pages are those of the attention."""
+    kinds = [FULL] * 4 + ["conv"] * 12
+    found = model_cache(config(kinds, conv_L_cache=3, hidden_size=64, num_key_value_heads=8), equalize="bytes")
+    assert any("stays empty" in note for note in found.notes)
+    assert not any("stays empty" in note for note in model_cache(published.hub("gemma-4-12B"), equalize="bytes").notes)
+
+
 def test_a_layer_may_own_keys_and_a_state():
     """Elsewhere each layer was taken for a member of one group."""
     layout = kvjax.layout_from_config(published.hub("falcon-h1-0.5b"))
