@@ -13,7 +13,7 @@ import numpy as np
 from kvjax._checks import integer
 from kvjax.checkpoints import checkpoint_spacing
 from kvjax.chunking import Chunking
-from kvjax.coverage import Hit, longest_hit, next_cut
+from kvjax.coverage import Hit, longest_hit, next_cut, stored_positions
 from kvjax.groups import Recurrent
 from kvjax.handles import LedgerCounts, Load, Lookup, Store
 from kvjax.keys import (
@@ -344,14 +344,10 @@ class Ledger:
             request.checkpoints.add(written)
         if checkpoint or self._completes_a_chunk(request.stored_at, written):
             asked = tuple(sorted(request.checkpoints))
-            for position in asked:
-                reserved = self._chooser.reserve(request, position, tables, written)
-                if reserved is None:
-                    break  # no room: what a later checkpoint wants has none either
-                chosen.append(reserved)
-                if position <= written:
-                    request.checkpoints.discard(position)
-            else:
+            due = self._due(asked, written)
+            chosen, served = self._reserve(request, due, tables, written)
+            request.checkpoints -= {position for position in served if position <= written}
+            if len(served) == len(due):
                 request.stored_at = written
         self.counts.chunks_dropped = self._chooser.num_dropped
         reservations = tuple(part.reservation for part in chosen)
@@ -364,6 +360,35 @@ class Ledger:
         store = Store(request_id, plan, reservations, request, asked)
         self._open.add(store)
         return store
+
+    def _reserve(
+        self, request: Request, due: list[int], tables: Mapping[int, np.ndarray], written: int
+    ) -> tuple[list[Chosen], list[int]]:
+        """Reserves for all checkpoints at once; where there is no room for all, for the first ones that have some."""
+        together = self._chooser.reserve(request, due, tables, written) if due else None
+        if together is not None or len(due) < 2:
+            return ([together], due) if together is not None else ([], [])
+        chosen: list[Chosen] = []
+        for position in due:
+            reserved = self._chooser.reserve(request, [position], tables, written)
+            if reserved is None:
+                break  # no room: what a later checkpoint wants has none either
+            chosen.append(reserved)
+        return chosen, due[: len(chosen)]
+
+    def _due(self, checkpoints: tuple[int, ...], written: int) -> list[int]:
+        """The checkpoints of which something may be lost unless it is stored now, and the last one.
+
+        What a checkpoint serves are positions S <= R. Until the engine is past S, the windows before S and R are
+        in its blocks, and their states are to come. Only full groups are stored ahead, and the last checkpoint
+        wants all of them.
+        """
+        due = [position for position in checkpoints if position <= written]
+        for position in checkpoints[len(due) :]:  # S grows with the checkpoint
+            if stored_positions(self.chunking, position, resume_multiple=self.resume_multiple)[0] > written:
+                break
+            due.append(position)
+        return due if due and due[-1] == checkpoints[-1] else [*due, checkpoints[-1]] if checkpoints else []
 
     def complete_store(self, store: Store, *, ok: bool) -> None:
         """Ends a store: its chunks are found from now on, or, if it failed, never were.

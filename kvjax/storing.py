@@ -61,14 +61,15 @@ class StoreChooser:
         self.num_dropped = 0
 
     def reserve(
-        self, request: Request, checkpoint: int, tables: Mapping[int, np.ndarray], written: int
+        self, request: Request, checkpoints: Sequence[int], tables: Mapping[int, np.ndarray], written: int
     ) -> Chosen | None:
-        """Reserves what `checkpoint` wants, is complete, and is not held yet; `None` if there is no room.
+        """Reserves what `checkpoints` want, is complete, and is not held yet; `None` if there is no room for all.
 
-        The request's chunks that `checkpoint` does not want may be evicted for those that it wants.
+        The request's chunks that they do not want may be evicted for those that they want.
         """
         held = {g: self._pool.held(request.keys[g]) >= 0 for g in self._chunking.layout.cached}
-        wanted = self._wanted(request, self._fitting(checkpoint), tables, written, held)
+        parts = [self._wanted(request, self._fitting(one), tables, written, held) for one in checkpoints]
+        wanted = {name: np.unique(np.concatenate([part[name] for part in parts])) for name in parts[0]}
         keys: list[bytes] = []
         group_idxs: list[int] = []
         chunk_idxs: list[int] = []
