@@ -13,7 +13,7 @@ import numpy as np
 from kvjax._checks import integer
 from kvjax.checkpoints import checkpoint_spacing
 from kvjax.chunking import Chunking
-from kvjax.coverage import Hit, longest_hit, next_cut, stored_positions
+from kvjax.coverage import Hit, longest_hit, next_cut, restorable, stored_positions
 from kvjax.groups import Recurrent
 from kvjax.handles import LedgerCounts, Load, Lookup, Store
 from kvjax.keys import (
@@ -26,6 +26,7 @@ from kvjax.keys import (
 from kvjax.packing import Units, unit_rows
 from kvjax.plan import NULL_BLOCK, block_table, check_range, plan_load
 from kvjax.pool import ChunkPool, Policy, Reservation
+from kvjax.positions import Restorable
 from kvjax.requests import Request
 from kvjax.retention import eviction_ranks, junction
 from kvjax.storing import Chosen, StoreChooser, sound_from
@@ -114,6 +115,7 @@ class Ledger:
         num_tokens: int | None = None,
         device_tokens: int | Mapping[str, int] = 0,
         salt: str | bytes = b"",
+        ranks: Sequence[Restorable] = (),
     ) -> Lookup:
         """Registers a request and finds the longest prefix that can be restored.
 
@@ -128,6 +130,7 @@ class Ledger:
             num_tokens: tokens of the prompt; only with `hashes`.
             device_tokens: the prefix the device holds, see `longest_hit`.
             salt: tells equal tokens apart (a tenant, an adapter, image keys).
+            ranks: what the other ranks of the model can restore, see `restorable`: the hit is one that all can.
 
         Raises:
             ValueError: neither or both of `token_ids` and `hashes`, an empty prompt, hashes that are not
@@ -144,6 +147,7 @@ class Ledger:
             {self.chunking.layout.groups[g].name: chunks for g, (chunks, _) in present.items()},
             device_tokens=device_tokens,
             resume_multiple=self.resume_multiple,
+            ranks=ranks,
         )
         request.hit = hit
         request.device_tokens = dict(device_tokens) if isinstance(device_tokens, Mapping) else int(device_tokens)
@@ -161,9 +165,9 @@ class Ledger:
             self._unpin(before)
         self._requests[request_id] = request
         request.pins = self.pool.pin(self._slots_to_load(hit, present))
-        ranks = eviction_ranks(self.chunking, resident)
+        order = eviction_ranks(self.chunking, resident)
         keys = [request.keys[g][c] for g, chunks in resident.items() for c in chunks.tolist()]
-        self.pool.touch(keys, np.concatenate([ranks[g] for g in resident]))
+        self.pool.touch(keys, np.concatenate([order[g] for g in resident]))
         self.counts.lookups += 1
         self.counts.lookup_tokens += request.num_tokens
         self.counts.hit_tokens += hit.hit_tokens
@@ -174,6 +178,30 @@ class Ledger:
             load_bytes=self._load_bytes(hit),
             limited_by=hit.limited_by,
             checkpoints=tuple(sorted(request.checkpoints)),
+        )
+
+    def restorable(
+        self,
+        token_ids: Any = None,
+        *,
+        hashes: Sequence[Any] | None = None,
+        num_tokens: int | None = None,
+        device_tokens: int | Mapping[str, int] = 0,
+        salt: str | bytes = b"",
+    ) -> Restorable:
+        """Returns the positions at which this rank could resume a prompt, to send to the others before `lookup`.
+
+        Arguments and errors are those of `lookup`; nothing is registered or touched.
+        """
+        request = Request(self.namespace(salt))
+        request.extend(self.chunking, token_ids, hashes, num_tokens)
+        present = {self.chunking.layout.groups[g].name: chunks for g, (chunks, _) in self._present(request).items()}
+        return restorable(
+            self.chunking,
+            request.num_tokens,
+            present,
+            device_tokens=device_tokens,
+            resume_multiple=self.resume_multiple,
         )
 
     def extend(

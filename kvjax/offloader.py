@@ -16,6 +16,7 @@ from kvjax.memory.registration import register
 from kvjax.mover import Mover, Transfer
 from kvjax.packing import GRANULE_BYTES, cut_into_units, unit_bytes
 from kvjax.pool import Policy
+from kvjax.positions import Restorable
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,6 +192,7 @@ class Offloader:
         num_tokens: int | None = None,
         device_tokens: int | Mapping[str, int] = 0,
         salt: str | bytes = b"",
+        ranks: Sequence[Restorable] = (),
     ) -> Lookup:
         """Registers a request and finds the longest prefix that can be restored; see `Ledger.lookup`."""
         self._check_open()
@@ -202,6 +204,7 @@ class Offloader:
             num_tokens=num_tokens,
             device_tokens=device_tokens,
             salt=salt,
+            ranks=ranks,
         )
 
     def load(

@@ -42,7 +42,7 @@ from kvjax.packing import blocks_in_chunk
 from kvjax.plan import NULL_BLOCK
 from kvjax.retention import resume_step
 
-MAX_TOKENS = 2**30
+MAX_TOKENS = 2**29
 
 
 @jax.tree_util.register_dataclass

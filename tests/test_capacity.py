@@ -127,6 +127,16 @@ def test_a_slightly_shorter_request_may_need_more():
     assert StoredChunks(chunking).longest([1, 1], 7) == 23
 
 
+def test_the_longest_may_lie_below_the_last_length_that_was_tried():
+    window = cut(group("window", SlidingWindow(5), 1))
+    stored = StoredChunks(window, 42)
+    longest = stored.longest([1], 1398)
+    assert longest == 11_721
+    counts = [int(stored.counts(np.array([n]), with_end=True)[0][0]) for n in range(longest, longest + 300)]
+    assert counts[0] <= 1398
+    assert all(count > 1398 for count in counts[1:])
+
+
 def test_what_does_not_grow_has_no_longest():
     window = cut(group("w", SlidingWindow(8), 4))
     assert StoredChunks(window).longest([1], 3) is None

@@ -280,24 +280,24 @@ class TestArguments:
             lambda: traced.needed(FullAttention(), np.array([3, 2**31])),
             lambda: jax.eval_shape(functools.partial(traced.chunk_blocks, MIXED, 0, [0]), huge),
         ):
-            with pytest.raises(ValueError, match="must be below 1073741825, got"):
+            with pytest.raises(ValueError, match="must be below 536870913, got"):
                 call()
         with pytest.raises(ValueError, match="`position` must be a non-negative int, got"):
             traced.needed(FullAttention(), -1)
-        with pytest.raises(ValueError, match=r"least common multiple .* at most 1073741824, got 2147483648"):
+        with pytest.raises(ValueError, match=r"least common multiple .* at most 536870912, got 2147483648"):
             traced.stored_positions(MIXED, 1, resume_multiple=2**31)
 
     def test_the_largest_position_does_not_wrap(self):
         chunking = cut(
-            group("full", FullAttention(), 3, 2**30 - 1),
-            group("local", SlidingWindow(2**30), 5),
+            group("full", FullAttention(), 3, 2**29 - 1),
+            group("local", SlidingWindow(2**29), 5),
             group("s", Recurrent(), 7),
         )
         at = traced.MAX_TOKENS
         assert tuple(map(int, traced.stored_positions(chunking, at))) == coverage.stored_positions(chunking, at)
         found = {name: int(first) for name, first in traced.retained_from(chunking, at).items()}
         assert found == retained_from(chunking, at)
-        assert tuple(map(int, traced.required(chunking.layout.groups[0], at))) == (0, 2**31 - 1)
+        assert tuple(map(int, traced.required(chunking.layout.groups[0], at))) == (0, 2**30 - 1)
 
     @pytest.mark.parametrize(
         ("call", "text"),

@@ -18,6 +18,7 @@ from kvjax.cli import bench, hit, plan
 _COMMANDS = (plan, hit, bench)
 BAD_INPUT = 2
 UNWRITTEN = 1
+INTERRUPTED = 130
 
 
 class _UsageError(Exception):
@@ -36,7 +37,8 @@ class _Parser(argparse.ArgumentParser):
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs the command line and returns its exit code: 0, 2 for bad input, or 1 if what it says cannot be written.
+    """Runs the command line and returns its exit code: 0, 2 for bad input, 1 if what it says cannot be written, or
+    130 after an interrupt.
 
     Args:
         argv: the arguments without the program's name; `None` takes those of the process.
@@ -48,6 +50,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         with _some_stderr():
             code = _run(argv)
         sys.stdout.flush()
+    except KeyboardInterrupt:
+        _complain("kvjax: interrupted")
+        return INTERRUPTED
     except BrokenPipeError:  # the reader has gone, and knows
         _discard(sys.stdout)
         return UNWRITTEN

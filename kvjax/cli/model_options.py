@@ -107,8 +107,8 @@ def ranks_of_host(asked: int | None, cache: ModelCache | None) -> tuple[int, dic
     Raises:
         ValueError: more ranks than the model is cut for.
     """
-    if asked is not None and asked < 1:
-        raise ValueError(f"`--ranks-per-host` must be a positive int, got {asked}")
+    if asked is not None and not 1 <= asked < 2**20:
+        raise ValueError(f"`--ranks-per-host` must be a positive int below {2**20}, got {asked}")
     if cache is None:
         return (1 if asked is None else asked), None
     ranks = cache.tensor_parallel if asked is None else asked

@@ -140,7 +140,13 @@ def describe(
 
 def warnings(document: dict[str, Any]) -> list[str]:
     """Returns what is legal in a plan but likely not meant, one sentence each."""
-    return [
+    straddling = [
+        f"group {group['name']!r}: chunks of {group['tokens_per_chunk']} tokens do not divide the attention chunk of "
+        f"{group['chunk_tokens']}: a request that resumes where one starts never stores the chunk that straddles it"
+        for group in document["groups"]
+        if group["kind"] == "chunked" and group["chunk_tokens"] % group["tokens_per_chunk"]
+    ]
+    return straddling + [
         f"group {group['name']!r}: a chunk of {group['tokens_per_chunk']} tokens is longer than the "
         f"{group.get('window_tokens') or group.get('chunk_tokens')} tokens that are read; an engine that frees blocks "
         f"as they leave the window never completes one"

@@ -183,7 +183,7 @@ def _capacity_table(document: dict[str, Any]) -> Table:
             *(_human(value) for value in (growing, fixed, None if growing is None else growing + fixed)),
         ]
         if host:
-            cells.append("-" if held is None or rule == "listed" else _number(held["tokens"], "any length"))
+            cells.append("-" if held is None or rule == "listed" else _number(held["tokens"], "no longest"))
         if host and request:
             cells.append("-" if held is None else _number(held["requests"], "any number"))
         mark = " (chosen)" if rule == chosen["rule"] else ""

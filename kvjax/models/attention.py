@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kvjax._checks import is_int
 from kvjax.groups import ChunkedLocal, FullAttention, Kind, Scratch, SlidingWindow
 from kvjax.models.caches import Array, LayerCache, Options
 from kvjax.models.fields import Fields
@@ -81,9 +82,13 @@ def kv_heads(fields: Fields) -> int:
         return 1
     if inner is not None and inner.get("kv_n_heads") is not None:
         return inner.integer("kv_n_heads")
-    if fields.get("num_key_value_heads") is not None:
-        return fields.integer("num_key_value_heads")
-    return fields.integer("num_attention_heads")
+    if fields.get("num_key_value_heads") is None:
+        return fields.integer("num_attention_heads")
+    found = fields.integer("num_key_value_heads")
+    queries = fields.get("num_attention_heads")
+    if is_int(queries) and queries % found and fields.states("num_key_value_heads"):
+        fields.refuse("num_key_value_heads", f"must divide `{fields.name_of('num_attention_heads')}`, {queries}", found)
+    return found
 
 
 def head_dim(fields: Fields) -> int:

@@ -157,7 +157,9 @@ def decoder_fields(config: Any) -> tuple[Fields, str]:
     own, label, outer = config, "", {}
     while True:
         _check_decoder(own, label)
-        inner = next((name for name in _NESTED if isinstance(own.get(name), Mapping) and own[name]), None)
+        inner = next((name for name in _NESTED if own.get(name)), None)
+        if inner is not None and not isinstance(own[inner], Mapping):
+            raise ValueError(f"`{label}{inner}` must be an object, got {type_name(own[inner])}")
         if inner is None:
             break
         if label.count(".") >= 8:
@@ -242,7 +244,8 @@ def _with_state_dtype(fields: Fields, options: Options, given: Any, assumed: lis
     """The config's own word, else the caller's, else float32. What a config says only because its class fills
     it in is no word of its own, and gives way to the caller's."""
     asked = _dtype(given, "state_dtype")
-    field = next((name for name in states.DTYPE_FIELDS if fields.get(name) not in (None, "auto")), None)
+    own = [name for name in states.DTYPE_FIELDS if fields.states(name) and fields.get(name) != "auto"]
+    field = own[0] if own else None
     if field is not None and not isinstance(fields.get(field), str):
         fields.refuse(field, "must name an element type such as 'float32'")
     if field is not None and not (asked is not None and fields.get(field) == fields.class_default(field)):

@@ -78,7 +78,10 @@ class LayerFields:
             for n, heads in enumerate(per_layer):
                 found[n]["num_key_value_heads"] = heads
         for n, block in enumerate(fields.listed("block_configs") or ()):
-            per_head = block["attention"].get("n_heads_in_group")
+            attention = block.get("attention") if isinstance(block, Mapping) else None
+            if not isinstance(attention, Mapping):
+                fields.refuse("block_configs", "must hold objects with `attention`", block)
+            per_head = attention.get("n_heads_in_group")
             if per_head is not None and n in found:
                 found[n]["num_key_value_heads"] = self._heads_of_groups(per_head)
         return found

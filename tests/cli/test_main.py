@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from tests.cli.command import DESIGN, full, saved, sliding
+from tests.cli.command import DESIGN, full, kvjax, saved, sliding
 
 COMMANDS = [["plan"], ["plan", "--json"], ["plan", "--help"], ["--version"]]
 
@@ -60,3 +60,12 @@ def test_warnings_do_not_mix_with_the_document_where_the_error_stream_is_closed(
     assert done.returncode == 0
     assert done.stdout.startswith('{"tokens_per_hash": 16')
     assert done.stdout.count("\n") == 1
+
+
+def test_an_interrupt_ends_in_one_line(monkeypatch):
+    def interrupted(_args):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("kvjax.cli.bench.run", interrupted)
+    ran = kvjax("bench", "hit", "--tokens", "4096")
+    assert (ran.code, ran.out, ran.err) == (130, "", "kvjax: interrupted\n")

@@ -308,6 +308,16 @@ def test_a_config_that_is_not_understood_is_refused_by_field(tmp_path, config, w
         assert words in error
 
 
+def test_chunks_that_straddle_attention_chunks_are_warned_of(tmp_path):
+    group = {"name": "local", "kind": "chunked", "chunk_tokens": 8192, "tokens_per_block": 16, "block_bytes": 24576}
+    path = saved(tmp_path, {"groups": [group]})
+    assert kvjax_command("plan", path).err == ""
+    assert (
+        "chunks of 48 tokens do not divide the attention chunk of 8192"
+        in kvjax_command("plan", path, "--blocks-per-chunk", "3").err
+    )
+
+
 def test_a_config_may_hold_infinities(tmp_path):
     config = {
         "model_type": "mamba2",

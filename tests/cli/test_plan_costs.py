@@ -164,7 +164,7 @@ def test_requests_held_equal_a_count_of_their_chunks(cut: Chunking, every, token
         (["--checkpoint-tokens", "9" * 20], ["`checkpoint_tokens` must be below"]),
         (["--request-tokens", "0"], ["`request_tokens` must be a positive int, got 0"]),
         (["--request-tokens", "-1"], ["`request_tokens` must be a positive int, got -1"]),
-        (["--ranks-per-host", "0"], ["`--ranks-per-host` must be a positive int, got 0"]),
+        (["--ranks-per-host", "0"], ["`--ranks-per-host` must be a positive int below 1048576, got 0"]),
         (["--checkpoints", "10,20"], ["--checkpoints are positions of a request: give its length with"]),
         (["--checkpoints", "10,x", "--request-tokens", "99"], ["--checkpoints: must be P,P,…, ints, got '10,x'"]),
         (["--checkpoints", "", "--request-tokens", "99"], ["--checkpoints: must be P,P,…, ints, got ''"]),
@@ -224,7 +224,7 @@ def test_the_tables_show_costs_shares_and_what_is_held(gemma):
     [
         (DESIGN["groups"], ["--ranks-per-host", "4"], ["on each of 4 ranks", "all ranks         17,408 B", "4 of 4"]),
         (ONLY_FULL["groups"], [*BUDGET], ["21.33 B", "at the end only (chosen)"]),
-        ([sliding("w", 4, 8)], [*BUDGET], ["any length"]),
+        ([sliding("w", 4, 8)], [*BUDGET], ["no longest"]),
         ([full("a", 16)], [*BUDGET, "--request-tokens", "5"], ["any number"]),
         (GEMMA["groups"], ["--checkpoints", "7,9", "--request-tokens", "10"], ["at 7, 9 and at the end", "as listed"]),
         (GEMMA["groups"], ["--checkpoint-tokens", "dense"], ["checkpoints       at every chunk"]),

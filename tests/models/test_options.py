@@ -389,6 +389,24 @@ class TestContradictions:
         del config["text_config"]["global_head_dim"]
         assert kvjax.layout_from_config(config) == wanted
 
+    def test_keys_of_indexers_follow_a_frequency_where_nothing_is_listed(self):
+        config = {name: value for name, value in published.hub("glm-5.2").items() if name != "indexer_types"}
+        config |= {"index_topk_freq": 4, "index_skip_topk_offset": 3}
+        layout = kvjax.layout_from_config(config)
+        assert {group.name: group.num_layers for group in layout.groups} == {"latent": 78, "index": 21}
+        layers = [int(leaf.name.split(".")[1]) for leaf in layout.groups[1].leaves]
+        assert layers[:5] == [0, 1, 2, 6, 10]
+
+    def test_a_name_that_is_null_gives_way_to_another(self):
+        config = LLAMA | {"dtype": None, "torch_dtype": "float32", "num_kv_heads": 2, "num_key_value_heads": None}
+        assert kvjax.layout_from_config(config).groups[0].leaves[0].block_shape == (16, 2, 64)
+        assert kvjax.layout_from_config(config).groups[0].leaves[0].dtype.name == "float32"
+
+    def test_a_dtype_that_only_the_class_knows_is_an_assumption(self):
+        config = published.hub("nemotron-h-8b")
+        assert "float32 is assumed" in model_cache(config).assumed[0]
+        assert block_bytes(config, state_dtype="bfloat16")["state"] == 51_806_208
+
     def test_heads_of_single_layers_are_read(self):
         layout = kvjax.layout_from_config(LLAMA | {"num_key_value_heads_per_layer": [4, 4, 2, 1]})
         assert [(group.num_layers, group.leaves[0].block_shape) for group in layout.groups] == [
@@ -422,6 +440,11 @@ class TestContradictions:
             ({"attention_types": [[["global"], 10**12]]}, "`attention_types` must count from 1"),
             ({"attention_types": [[["global"], -5], [["global"], 9]]}, "`attention_types` must count from 1"),
             ({"block_configs": [{"attention": {"n_heads_in_group": "4"}}] * 4}, "`n_heads_in_group` that divides"),
+            ({"block_configs": [True] * 4, "layer_types": ["full_attention"] * 4}, "`block_configs` must hold objects"),
+            ({"num_key_value_heads": 7}, "`num_key_value_heads` must divide `num_attention_heads`, 16, got 7"),
+            ({"num_key_value_heads": 64}, "`num_key_value_heads` must divide"),
+            ({"kv_lora_rank": 512}, "must have `qk_rope_head_dim`"),
+            ({"text_config": 3}, "`text_config` must be an object, got an int"),
         ],
     )
     def test_odd_types_are_refused(self, changes, words):
