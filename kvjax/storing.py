@@ -65,7 +65,8 @@ class StoreChooser:
     ) -> Chosen | None:
         """Reserves what `checkpoints` want, is complete, and is not held yet; `None` if there is no room for all.
 
-        The request's chunks that they do not want may be evicted for those that they want.
+        The request's chunks that a single checkpoint does not want may be evicted for those that it wants. Where
+        there are several, none of the request's is: what is left would have to be ranked anew for each.
         """
         held = {g: self._pool.held(request.keys[g]) >= 0 for g in self._chunking.layout.cached}
         parts = [self._wanted(request, self._fitting(one), tables, written, held) for one in checkpoints]
@@ -86,12 +87,23 @@ class StoreChooser:
             chunk_idxs += chain[g].tolist()
         by_group = eviction_ranks(self._chunking, chain)
         ranks = np.concatenate([by_group[g] for g in chain])
-        reservation = self._pool.prepare_store(keys, group_idxs, ranks, kept=kept)
+        evicted = self._pool.counts.evicted
+        several = len(checkpoints) > 1
+        reservation = self._pool.prepare_store(keys, group_idxs, ranks, kept=None if several else kept, trial=several)
         if reservation is None:
             return None
+        if self._pool.counts.evicted > evicted:
+            self._rank_anew(request)
         new = set(reservation.keys)
         places = [(g, c) for key, g, c in zip(keys, group_idxs, chunk_idxs, strict=True) if key in new]
         return Chosen(reservation, [g for g, _ in places], [c for _, c in places])
+
+    def _rank_anew(self, request: Request) -> None:
+        """Orders what is left of a request's chunks: its own may have been among those that made room."""
+        chain = {g: np.flatnonzero(self._pool.held(request.keys[g]) >= 0) for g in self._chunking.layout.cached}
+        ranks = eviction_ranks(self._chunking, chain)
+        keys = [request.keys[g][c] for g in chain for c in chain[g].tolist()]
+        self._pool.touch(keys, np.concatenate([ranks[g] for g in chain]))
 
     def plan(
         self, chosen: Sequence[Chosen], block_tables: Mapping[str, Any], num_blocks: Mapping[str, int] | None

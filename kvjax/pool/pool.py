@@ -128,6 +128,7 @@ class ChunkPool:
         ranks: np.ndarray | None = None,
         *,
         kept: Iterable[bytes] | None = None,
+        trial: bool = False,
     ) -> Reservation | None:
         """Reserves units for those of a request's chunks that are not held yet, evicting others if it must.
 
@@ -138,6 +139,7 @@ class ChunkPool:
             group_idxs: parallel to `keys`.
             ranks: parallel to `keys`, see `Policy.touch`; their order by default, the last one highest.
             kept: what is not evicted to make room; all of `keys` by default.
+            trial: a refusal is not counted, as the caller will ask for less.
 
         Returns:
             The reservation, possibly of no chunk; or `None` if there is no room, and then nothing changed.
@@ -153,7 +155,7 @@ class ChunkPool:
         wanted = sum(self._cost(group_idx) for group_idx in new.values())
         victims = self._victims(wanted - self._units.num_free, protected)
         if victims is None:
-            self.counts.refused += 1
+            self.counts.refused += not trial
             return None
         for slot in victims:
             self._hide(slot)
