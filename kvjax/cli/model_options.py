@@ -1,17 +1,13 @@
 """The options of a model's `config.json`, and the groups of whatever file a command is given."""
 
 import argparse
-import re
-import reprlib
 from typing import Any
 
-from kvjax.cli.options import integer
+from kvjax.cli.options import integer, one_or_by_group
 from kvjax.configs import config_document
 from kvjax.geometry import is_model_config, layout_from_geometry
 from kvjax.groups import CacheLayout
 from kvjax.models import ModelCache, model_cache
-
-_INT = re.compile(r"-?[0-9]{1,30}")
 
 # option: the argument of `layout_from_config` that it gives
 _OPTIONS = {
@@ -38,17 +34,7 @@ def tokens_per_block(text: str) -> int | dict[str, int]:
     >>> tokens_per_block("full=64,sliding=16")
     {'full': 64, 'sliding': 16}
     """
-    if _INT.fullmatch(text):
-        return int(text)
-    given: dict[str, int] = {}
-    for part in text.split(","):
-        name, equals, number = part.rpartition("=")
-        if not equals or not name or not _INT.fullmatch(number):
-            raise argparse.ArgumentTypeError(f"must be N or name=N,…, got {reprlib.repr(text)}")
-        if name in given:
-            raise argparse.ArgumentTypeError(f"must name each group once, got {name!r} twice")
-        given[name] = int(number)
-    return given
+    return one_or_by_group(text, "N or name=N,…")
 
 
 def add_model(parser: argparse.ArgumentParser) -> None:

@@ -49,15 +49,26 @@ def blocks_per_chunk(text: str) -> int | dict[str, int] | str:
     >>> blocks_per_chunk("full=2,local=8")
     {'full': 2, 'local': 8}
     """
-    if text == "auto":
-        return text
+    return text if text == "auto" else one_or_by_group(text, "N, name=N,… or auto")
+
+
+def one_or_by_group(text: str, forms: str) -> int | dict[str, int]:
+    """Returns an int, or a mapping by group name.
+
+    Args:
+        text: as given.
+        forms: what it may be, for messages.
+
+    Raises:
+        argparse.ArgumentTypeError: it is neither, or names a group twice.
+    """
     if _INT.fullmatch(text):
         return int(text)
     given: dict[str, int] = {}
     for part in text.split(","):
         name, equals, number = part.rpartition("=")
         if not equals or not name or not _INT.fullmatch(number):
-            raise argparse.ArgumentTypeError(f"must be N, name=N,… or auto, got {reprlib.repr(text)}")
+            raise argparse.ArgumentTypeError(f"must be {forms}, got {reprlib.repr(text)}")
         if name in given:
             raise argparse.ArgumentTypeError(f"must name each group once, got {name!r} twice")
         given[name] = int(number)
