@@ -411,3 +411,11 @@ def test_every_reason_occurs_among_random_lookups():
     """So that the properties above have looked at all of them."""
     reasons = {explained(random_instance(seeded(seed))).reason for seed in range(1500)}
     assert reasons == {"missing", "last_token", "resume_multiple", "incomplete", "no_common"}
+
+
+def test_one_group_that_waits_for_a_later_chunk_makes_more_possible_later():
+    """Of two groups in the way, one has its next state at the request's end and one past it: not for good."""
+    chunking = cut(group("a", Recurrent(), 16), group("b", Recurrent(), 20))
+    found = explain_hit(chunking, 16, {})
+    assert found.reason == "incomplete"
+    assert found.sentence.startswith("No larger hit is possible yet: ")
