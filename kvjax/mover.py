@@ -1,25 +1,21 @@
 """Runs plans on caches: what a worker process does. It knows no keys and decides nothing."""
 
-from collections import deque
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from typing import Any
 
 import jax
 import numpy as np
 
 from kvjax._checks import integer
 from kvjax.chunking import Chunking
-from kvjax.memory.host import WORD, HostMemory
 from kvjax.memory.registration import register
-from kvjax.memory.staged import StagedTransport
+from kvjax.memory.staged import ended
+from kvjax.memory.transports import make_transport
 from kvjax.packing import Units
 from kvjax.plan import NULL_BLOCK, GroupMoves, LoadPlan, StorePlan
 
 DEFAULT_STAGING_BYTES = 64 * 2**20
-
-# A large move goes in pieces, so that packing one, transferring the one before and copying the one before that
-# overlap, and so that allocators re-use memory: fresh pages cost more than the copy itself.
-_PIECES_PER_STAGING = 8
 
 
 class Transfer:
@@ -30,7 +26,7 @@ class Transfer:
 
     def done(self) -> bool:
         """True once all moves ended, well or not."""
-        return all(_ended(part) for part in self._parts)
+        return all(ended(part) for part in self._parts)
 
     def wait(self) -> None:
         """Waits for all moves.
@@ -51,20 +47,21 @@ class Transfer:
 class Mover:
     """Owns the host pool's bytes and moves chunks between it and the device caches.
 
-    All JAX work is issued on the caller's thread before `store` and `load` return; one thread of its own
-    only waits for arrays and copies bytes.
+    All JAX work is issued on the caller's thread before `store` and `load` return.
 
     Args:
         chunking: the layout and its chunks.
         units: how chunks are cut into units of the pool.
         caches: the device caches, by leaf name; only their shapes and places are kept.
         num_units: units of the host pool.
-        staging_bytes: what is staged at most at a time, on the device as on the host; a larger step goes
-            in several. By default 64 MiB, or one chunk if that is larger.
+        staging_bytes: what is staged at most at a time, on each device as on the host; a larger step goes in
+            several. By default 64 MiB, or one chunk if that is larger.
+        transfer: how bytes cross the memory spaces, see `kvjax.memory.transports`.
         show_progress: progress bars on standard error; `None`: where that is a terminal.
 
     Raises:
-        ValueError: caches that do not fit the layout, or a staging below one chunk.
+        ValueError: caches that do not fit the layout, a staging below one chunk, an unknown `transfer`, or one
+            that this machine, these caches or this budget cannot take.
         MemoryError: the machine does not have so much memory for the pool.
     """
 
@@ -76,19 +73,31 @@ class Mover:
         *,
         num_units: int,
         staging_bytes: int | None = None,
+        transfer: str = "auto",
         show_progress: bool | None = None,
     ):
         self.caches = register(chunking.layout, caches)
         self._units = units
         self._num_units = num_units
-        largest = max(units.units_per_chunk[g] or 0 for g in chunking.layout.cached)
-        self._most_units = _staging_units(chunking, units, staging_bytes, num_units)
-        piece_units = max(largest, self._most_units // _PIECES_PER_STAGING)
-        self._transport = StagedTransport(self.caches, chunking, units, piece_units, show_progress=show_progress)
-        self._memory = HostMemory(num_units, units.unit_bytes, show_progress=show_progress)
-        self._worker = ThreadPoolExecutor(1, thread_name_prefix="kvjax-mover")
-        self._staged: deque[tuple[int, Future[None] | jax.Array]] = deque()
-        self.most_staged_bytes = 0
+        self._transport = make_transport(
+            transfer,
+            self.caches,
+            chunking,
+            units,
+            num_units=num_units,
+            staging_units=_staging_units(chunking, units, staging_bytes, num_units),
+            show_progress=show_progress,
+        )
+
+    @property
+    def transfer(self) -> str:
+        """How bytes cross the memory spaces: `"direct"` or `"staged"`."""
+        return self._transport.name
+
+    @property
+    def most_staged_bytes(self) -> int:
+        """The most that was staged at a time, on each device."""
+        return self._transport.most_staged_units * self._units.unit_bytes
 
     def store(self, caches: Mapping[str, jax.Array], plan: StorePlan) -> tuple[dict[str, jax.Array], Transfer]:
         """Starts moving chunks from the device to the host pool.
@@ -108,17 +117,7 @@ class Mover:
         self.caches.check(caches)
         for moves in plan.moves:
             self._check_ids(moves, lowest=0)
-        parts: list[Future[None] | jax.Array] = []
-        try:
-            for group_idx, blocks, units in self._pieces(plan):
-                staged = self._make_room(group_idx, len(blocks))
-                array = self._transport.to_host(caches, group_idx, blocks)
-                part = self._worker.submit(self._keep, array, units.reshape(-1))
-                self._staged.append((staged, part))
-                parts.append(part)
-        except Exception as error:  # noqa: BLE001  # the edge of a job: whatever went wrong fails it
-            parts.append(_failed(error))
-        return dict(caches), Transfer(parts)
+        return dict(caches), _started(part for moves in plan.moves for part in self._transport.store(caches, moves))
 
     def load(self, caches: Mapping[str, jax.Array], plan: LoadPlan) -> tuple[dict[str, jax.Array], Transfer]:
         """Starts moving chunks from the host pool to the device.
@@ -140,47 +139,31 @@ class Mover:
         for moves in plan.moves:
             self._check_ids(moves, lowest=NULL_BLOCK)
         updated = dict(caches)
-        parts: list[Future[None] | jax.Array] = []
-        try:
-            for group_idx, blocks, units in self._pieces(plan):
-                staged = self._make_room(group_idx, len(blocks))
-                rows = np.empty((staged, self._units.unit_bytes // WORD.itemsize), WORD)
-                self._memory.read(units.reshape(-1), rows)
-                read, written = self._transport.to_device(updated, group_idx, blocks, rows)
-                self._staged.append((staged, read))
-                parts.append(written)
-        except Exception as error:  # noqa: BLE001  # the edge of a job; the caches of earlier pieces are the caller's
-            parts.append(_failed(error))
-        return updated, Transfer(parts)
+        return updated, _started(part for moves in plan.moves for part in self._transport.load(updated, moves))
+
+    def read_chunks(self, group_idx: int, unit_ids: np.ndarray) -> np.ndarray:
+        """Returns a copy of chunks, in the one format of `kvjax.packing`, however the caches are split.
+
+        Args:
+            group_idx: the group.
+            unit_ids: `(num_chunks, units_per_chunk)`, of chunks that are not being written.
+
+        Returns:
+            `uint8` `(num_chunks, units_per_chunk * unit_bytes)`.
+        """
+        return self._transport.read(group_idx, unit_ids)
+
+    def revive(self) -> bool:
+        """Makes the host pool anew if a program that failed took it along.
+
+        Returns:
+            Whether it did: then no chunk in it exists any more.
+        """
+        return self._transport.revive()
 
     def close(self) -> None:
-        """Waits for the moves under way and ends the thread."""
-        self._worker.shutdown(wait=True)
-
-    def _keep(self, array: jax.Array, unit_ids: np.ndarray) -> None:
-        self._memory.write(unit_ids, np.asarray(array)[: len(unit_ids)])
-
-    def _pieces(self, plan: StorePlan | LoadPlan) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
-        for moves in plan.moves:
-            step = self._transport.max_chunks(moves.group_idx)
-            for low in range(0, moves.num_chunks, step):
-                high = min(low + step, moves.num_chunks)
-                yield moves.group_idx, moves.block_ids[low:high], moves.unit_ids[low:high]
-
-    def _make_room(self, group_idx: int, num_chunks: int) -> int:
-        """Waits until a piece can be staged within the bound; returns the units it takes."""
-        wanted = self._transport.staged_units(group_idx, num_chunks)
-        while self._staged and self._staged_units() + wanted > self._most_units:
-            _, part = self._staged.popleft()
-            part.exception() if isinstance(part, Future) else part.block_until_ready()
-        held = self._staged_units() + wanted
-        self.most_staged_bytes = max(self.most_staged_bytes, held * self._units.unit_bytes)
-        return wanted
-
-    def _staged_units(self) -> int:
-        while self._staged and _ended(self._staged[0][1]):
-            self._staged.popleft()
-        return sum(staged for staged, _ in self._staged)
+        """Waits for the moves under way."""
+        self._transport.close()
 
     def _check_ids(self, moves: GroupMoves, *, lowest: int) -> None:
         rows = slice(moves.num_chunks)
@@ -192,14 +175,16 @@ class Mover:
                 raise ValueError(f"`plan` must have {name} from {low} to {limit - 1}, got {ids.min()} to {ids.max()}")
 
 
-def _failed(error: Exception) -> "Future[None]":
-    future: Future[None] = Future()
-    future.set_exception(error)
-    return future
-
-
-def _ended(part: "Future[None] | jax.Array") -> bool:
-    return part.done() if isinstance(part, Future) else part.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+def _started(parts: Iterable[Any]) -> Transfer:
+    """Issues moves one after the other; one that cannot be issued fails, and those after it are not tried."""
+    issued: list[Future[None] | jax.Array] = []
+    try:
+        issued.extend(parts)
+    except Exception as error:  # noqa: BLE001  # the edge of a job: whatever went wrong fails it
+        future: Future[None] = Future()
+        future.set_exception(error)
+        issued.append(future)
+    return Transfer(issued)
 
 
 def _staging_units(chunking: Chunking, units: Units, staging_bytes: int | None, num_units: int) -> int:

@@ -13,8 +13,9 @@ from kvjax.handles import Load, Lookup, Store
 from kvjax.ledger import Ledger
 from kvjax.memory.host import check_available
 from kvjax.memory.registration import register
+from kvjax.memory.transports import granule_bytes
 from kvjax.mover import Mover, Transfer
-from kvjax.packing import GRANULE_BYTES, cut_into_units, unit_bytes
+from kvjax.packing import cut_into_units, unit_bytes
 from kvjax.pool import Policy
 from kvjax.positions import Restorable
 
@@ -122,7 +123,9 @@ class Offloader:
         resume_multiple: hits on the host are multiples of this many tokens.
         checkpoint_tokens: a checkpoint every so many tokens, besides the ends of prompts and requests;
             `None` for none; by default what `default_checkpoint_tokens` makes of the layout.
-        staging_bytes: what is staged at most at a time; 64 MiB by default, or one chunk if that is larger.
+        staging_bytes: what is staged at most at a time, on each device as on the host; 64 MiB by default, or one
+            chunk if that is larger.
+        transfer: `"direct"`, `"staged"` or `"auto"`, see `kvjax.memory.transports`.
         policy: the pool's order of eviction, LRU by default.
         show_progress: progress bars for start-up on standard error; `None`: where that is a terminal.
 
@@ -146,14 +149,14 @@ class Offloader:
         resume_multiple: int = 1,
         checkpoint_tokens: int | Literal["auto"] | None = "auto",
         staging_bytes: int | None = None,
+        transfer: str = "auto",
         policy: Policy | None = None,
         show_progress: bool | None = None,
     ):
         self.chunking = resolve_chunking(
             layout, blocks_per_chunk=blocks_per_chunk, block_size=block_size, min_chunk_bytes=min_chunk_bytes
         )
-        platform = register(layout, caches).device.platform
-        granule = GRANULE_BYTES.get(platform, GRANULE_BYTES["gpu" if platform in ("cuda", "rocm") else "cpu"])
+        granule = granule_bytes(register(layout, caches))
         units = cut_into_units(self.chunking, unit_bytes(self.chunking, granule))
         check_available(integer(host_bytes, "host_bytes", at_least=1))
         self.ledger = Ledger(
@@ -173,6 +176,7 @@ class Offloader:
             caches,
             num_units=self.ledger.pool.num_units,
             staging_bytes=staging_bytes,
+            transfer=transfer,
             show_progress=show_progress,
         )
         self._num_blocks = {layout.groups[g].name: self._mover.caches.num_blocks(g) for g in layout.cached}
@@ -440,6 +444,8 @@ class Offloader:
             valid_tokens = work.device_tokens if error else work.hit_tokens
         else:
             self.ledger.complete_store(work, ok=not error)
+        if error and self._mover.revive():
+            self.ledger.invalidate()
         del self._jobs[job.job_id]
         job.result = JobResult(
             job_id=job.job_id,

@@ -135,6 +135,11 @@ def chunk_slices(chunking: Chunking, group_idx: int) -> tuple[LeafSlice, ...]:
     return tuple(slices)
 
 
+def leaf_offsets(chunking: Chunking, group_idx: int) -> tuple[int, ...]:
+    """Returns where each leaf of a group starts in its chunks, in bytes, in layout order."""
+    return tuple(piece.offset_bytes for piece in chunk_slices(chunking, group_idx) if piece.layer == 0)
+
+
 def tokens_that_fit(chunking: Chunking, units: Units, budget_bytes: int) -> int:
     """Returns the largest prefix, in tokens, whose complete chunks of all groups fit a budget together.
 

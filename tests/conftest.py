@@ -1,8 +1,13 @@
 import os
 
-import jax
-import pytest
-from hypothesis import settings
+# Tests of meshes need several devices; all others use the first of them.
+_EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
+if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):
+    os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {_EIGHT_DEVICES}".strip()
+
+import jax  # noqa: E402
+import pytest  # noqa: E402
+from hypothesis import settings  # noqa: E402
 
 # On a developer's machine each run tries new examples; in CI the same ones, so that a red run is about the change.
 settings.register_profile("default", deadline=None)

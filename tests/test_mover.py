@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import kvjax
 from kvjax import CacheLayout, FullAttention, GroupSpec, LeafSpec
+from kvjax.memory.direct import DirectTransport
 from kvjax.mover import Mover
 from kvjax.packing import blocks_in_chunk, cut_into_units, unit_bytes
 from kvjax.plan import GroupMoves, LoadPlan, StorePlan
@@ -20,11 +21,28 @@ NUM_BLOCKS = 12
 NUM_UNITS = 120
 
 
-def make(layout, *, staging_bytes=None, granule=4, **chunks):
+TRANSFERS = ["direct", "staged", "pinned"]
+
+
+def make(layout, *, transfer="auto", staging_bytes=None, granule=4, **chunks):
+    """A mover by transfer; `"pinned"` is the direct transport of accelerators, run on the CPU backend."""
     chunking = kvjax.resolve_chunking(layout, **chunks)
     units = cut_into_units(chunking, unit_bytes(chunking, granule))
     caches = make_caches(layout, NUM_BLOCKS, seed=3)
-    mover = Mover(chunking, units, caches, num_units=NUM_UNITS, staging_bytes=staging_bytes, show_progress=False)
+    mover = Mover(
+        chunking,
+        units,
+        caches,
+        num_units=NUM_UNITS,
+        staging_bytes=staging_bytes,
+        transfer="direct" if transfer == "pinned" else transfer,
+        show_progress=False,
+    )
+    if transfer == "pinned":
+        staging_units = (staging_bytes or 10**6) // units.unit_bytes
+        mover._transport = DirectTransport(
+            mover.caches, chunking, units, num_units=NUM_UNITS, staging_units=staging_units, show_progress=False
+        )
     return mover, chunking, units, caches
 
 
@@ -47,8 +65,9 @@ def moves_of(chunking, units, rng, *, skip: float = 0.0) -> tuple[GroupMoves, ..
 
 @pytest.mark.parametrize("name", sorted(layouts.ALL))
 @pytest.mark.parametrize("staging", [None, 700])
-def test_what_is_stored_is_loaded_again_bit_by_bit_and_nothing_else_changes(name, staging):
-    mover, chunking, units, caches = make(layouts.ALL[name], staging_bytes=staging)
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_what_is_stored_is_loaded_again_bit_by_bit_and_nothing_else_changes(name, staging, transfer):
+    mover, chunking, units, caches = make(layouts.ALL[name], staging_bytes=staging, transfer=transfer)
     for seed in range(8):
         rng = np.random.default_rng(seed)
         moves = moves_of(chunking, units, rng)
@@ -79,8 +98,9 @@ def test_what_is_stored_is_loaded_again_bit_by_bit_and_nothing_else_changes(name
     mover.close()
 
 
-def test_no_step_compiles_anything_after_warm_up(compilations):
-    mover, _chunking, units, caches = make(layouts.GEMMA, staging_bytes=2000)
+@pytest.mark.parametrize("transfer", TRANSFERS)
+def test_no_step_compiles_anything_after_warm_up(compilations, transfer):
+    mover, _chunking, units, caches = make(layouts.GEMMA, staging_bytes=2000, transfer=transfer)
     rng = np.random.default_rng(0)
     compilations.clear()
     for count in [1, 2, 3, 5, 6, 7, 12]:
@@ -105,7 +125,7 @@ def test_the_compilation_counter_counts(compilations):
 @given(st.integers(1, 60))
 def test_staging_never_exceeds_its_bound(staged_blocks):
     block = layouts.UNIFORM.groups[0].block_bytes
-    mover, _, units, caches = make(layouts.UNIFORM, staging_bytes=staged_blocks * block)
+    mover, _, units, caches = make(layouts.UNIFORM, staging_bytes=staged_blocks * block, transfer="staged")
     ids = np.arange(NUM_BLOCKS, dtype=np.int32)[:, None]
     moves = (GroupMoves(0, NUM_BLOCKS, ids[:, 0], ids, ids[:, ::-1] * units.units_per_chunk[0]),)
     caches, stored = mover.store(caches, StorePlan(moves, 0))
@@ -161,7 +181,7 @@ def test_a_group_without_leaves_cannot_be_moved():
 
 def test_moves_run_on_the_callers_thread_and_one_of_its_own():
     before = threading.active_count()
-    mover, chunking, units, caches = make(layouts.GEMMA)
+    mover, chunking, units, caches = make(layouts.GEMMA, transfer="staged")
     caches, transfer = mover.store(caches, StorePlan(moves_of(chunking, units, np.random.default_rng(1)), 0))
     transfer.wait()
     assert threading.active_count() <= before + 1
@@ -170,12 +190,12 @@ def test_moves_run_on_the_callers_thread_and_one_of_its_own():
 
 
 def test_a_move_that_fails_on_the_worker_is_told_by_wait(monkeypatch):
-    mover, _chunking, _units, caches = make(layouts.UNIFORM)
+    mover, _chunking, _units, caches = make(layouts.UNIFORM, transfer="staged")
 
     def broken(*_):
         raise OSError("no such memory")
 
-    monkeypatch.setattr(mover._memory, "write", broken)
+    monkeypatch.setattr(mover._transport._memory, "write", broken)
     ids = np.zeros((1, 1), np.int32)
     caches, transfer = mover.store(caches, StorePlan((GroupMoves(0, 1, ids[0], ids, ids),), 0))
     with pytest.raises(OSError, match="no such memory"):

@@ -2,10 +2,12 @@
 
 import numpy as np
 
+from kvjax.memory.spans import address_of
 from kvjax.observe.progress import progress_bar
 
 WORD = np.dtype("<u4")
 _TOUCH_BYTES = 64 * 2**20
+_PAGE_BYTES = 4096
 
 
 class HostMemory:
@@ -25,7 +27,7 @@ class HostMemory:
     def __init__(self, num_units: int, unit_bytes: int, *, show_progress: bool | None = None):
         check_available(num_units * unit_bytes)
         total = num_units * unit_bytes
-        self._rows = np.empty((num_units, unit_bytes // WORD.itemsize), WORD)
+        self._rows = _on_pages(total).view(WORD).reshape(num_units, unit_bytes // WORD.itemsize)
         step = max(1, _TOUCH_BYTES // unit_bytes)
         with progress_bar("host pool", total, show=show_progress) as advance:
             for low in range(0, num_units, step):
@@ -33,15 +35,29 @@ class HostMemory:
                 piece.fill(0)  # a first touch later would cost a transfer more than the copy itself
                 advance(piece.nbytes)
 
+    @property
+    def bytes(self) -> np.ndarray:
+        """All units, one after the other, as `uint8`."""
+        return self._rows.reshape(-1).view(np.uint8)
+
     def write(self, unit_ids: np.ndarray, rows: np.ndarray) -> None:
         """Copies `rows`, `(len(unit_ids), words)`, into the units."""
         for low, high, first in _runs(unit_ids):
             np.copyto(self._rows[first : first + high - low], rows[low:high])
 
+    def clear_tails(self, unit_ids: np.ndarray, num_bytes: int) -> None:
+        """Makes the last `num_bytes` bytes of units zero."""
+        if num_bytes:
+            self._rows.view(np.uint8)[unit_ids, -num_bytes:] = 0
+
     def read(self, unit_ids: np.ndarray, rows: np.ndarray) -> None:
         """Copies the units into the first rows of `rows`."""
         for low, high, first in _runs(unit_ids):
             np.copyto(rows[low:high], self._rows[first : first + high - low])
+
+    def read_chunks(self, unit_ids: np.ndarray) -> np.ndarray:
+        """Returns a copy of chunks whose units are the rows of `unit_ids`, `uint8` `(num_chunks, bytes)`."""
+        return self._rows[unit_ids].reshape(len(unit_ids), -1).view(np.uint8)
 
 
 def check_available(num_bytes: int) -> None:
@@ -49,6 +65,13 @@ def check_available(num_bytes: int) -> None:
     available = _available_bytes()
     if available is not None and num_bytes > available:
         raise MemoryError(f"a host pool of {num_bytes} bytes needs more memory than the {available} bytes available")
+
+
+def _on_pages(num_bytes: int) -> np.ndarray:
+    """New memory that starts at a page. Copies from and to addresses that are no multiples of 64 are slower."""
+    memory = np.empty(num_bytes + _PAGE_BYTES, np.uint8)
+    start = -address_of(memory) % _PAGE_BYTES
+    return memory[start : start + num_bytes]
 
 
 def _runs(unit_ids: np.ndarray) -> list[tuple[int, int, int]]:

@@ -6,9 +6,10 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import Sharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from kvjax.groups import CacheLayout, LeafSpec
+from kvjax.memory.shards import Shard, shards_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -19,11 +20,13 @@ class RegisteredLeaf:
         spec: what the layout says of it.
         shape: `(num_blocks, *block_shape)`, or `(layers, num_blocks, *block_shape)`.
         sharding: taken once; later arrays must have an equivalent one.
+        shards: the distinct pieces that the devices hold.
     """
 
     spec: LeafSpec
     shape: tuple[int, ...]
     sharding: Sharding
+    shards: tuple[Shard, ...]
 
     @property
     def num_blocks(self) -> int:
@@ -43,17 +46,40 @@ class RegisteredCaches:
         leaves: by name, in layout order.
         optional: names of the scratch groups' leaves, which may be passed along and are not looked at.
         group_leaves: names of each group's leaves, in layout order, empty for scratch groups.
+        devices: the `jax.Device`s that hold the caches, in the order of the mesh if there is one.
+        mesh: the mesh that all leaves are laid out on; `None` if one device holds them all.
     """
 
     leaves: dict[str, RegisteredLeaf]
     optional: frozenset[str]
     group_leaves: tuple[tuple[str, ...], ...]
+    devices: tuple[Any, ...]
+    mesh: Mesh | None
 
     @property
-    def device(self) -> Any:
-        """The `jax.Device` that holds the caches."""
-        (device,) = next(iter(self.leaves.values())).sharding.device_set
-        return device
+    def platform(self) -> str:
+        """`"cpu"`, `"gpu"` or `"tpu"`."""
+        return self.devices[0].platform
+
+    def leaves_of(self, group_idx: int) -> tuple[RegisteredLeaf, ...]:
+        """A group's leaves, in layout order."""
+        return tuple(self.leaves[name] for name in self.group_leaves[group_idx])
+
+    def on_each_device(self, memory_kind: str | None = None) -> Sharding:
+        """Sharding of an array whose first dimension is split evenly over the devices.
+
+        Args:
+            memory_kind: memory that holds the array; `None` is device memory.
+        """
+        if self.mesh is None:
+            return SingleDeviceSharding(self.devices[0], memory_kind=memory_kind)
+        return NamedSharding(self.mesh, self.over_all_axes, memory_kind=memory_kind)
+
+    @property
+    def over_all_axes(self) -> PartitionSpec:
+        """Splits one dimension over all axes of the mesh."""
+        assert self.mesh is not None, "one device has no mesh"
+        return PartitionSpec(self.mesh.axis_names)
 
     def num_blocks(self, group_idx: int) -> int:
         """Blocks that every leaf of a group holds."""
@@ -92,8 +118,8 @@ def register(layout: CacheLayout, caches: Any) -> RegisteredCaches:
 
     Raises:
         ValueError: a group without leaves, another number of leaves than the layout's, a leaf that is no
-            JAX array, of another shape or dtype, on several devices, on another device than the rest, or
-            not in device memory.
+            JAX array, of another shape or dtype, on other devices or another mesh than the rest, partly on
+            devices of other processes, or not in device memory.
     """
     for g in layout.cached:
         if not layout.groups[g].leaves:
@@ -103,18 +129,56 @@ def register(layout: CacheLayout, caches: Any) -> RegisteredCaches:
     specs = layout.leaves
     optional = frozenset(leaf.name for group in layout.groups for leaf in group.leaves) - specs.keys()
     _check_names(caches, specs, optional)
-    leaves = {}
     for name, spec in specs.items():
         _check_array(name, caches[name], spec)
-        leaves[name] = RegisteredLeaf(spec, tuple(caches[name].shape), caches[name].sharding)
-    devices = {device for leaf in leaves.values() for device in leaf.sharding.device_set}
-    if len(devices) != 1:
-        raise ValueError(f"`caches` must lie on one device, got {sorted(map(str, devices))}")
+    devices, mesh = _devices({name: caches[name].sharding for name in specs})
+    leaves = {}
+    for name, spec in specs.items():
+        shape, sharding = tuple(caches[name].shape), caches[name].sharding
+        leaves[name] = RegisteredLeaf(spec, shape, sharding, shards_of(spec, shape, sharding, devices))
     return RegisteredCaches(
         leaves,
         optional,
         tuple(tuple(leaf.name for leaf in group.leaves) if group.is_cached else () for group in layout.groups),
+        devices,
+        mesh,
     )
+
+
+def _devices(shardings: Mapping[str, Sharding]) -> tuple[tuple[Any, ...], Mesh | None]:
+    """The devices of all leaves in order, and their mesh if there are several."""
+    first, *others = shardings.items()
+    for name, sharding in shardings.items():
+        if not sharding.is_fully_addressable:
+            raise ValueError(f"`caches` leaf {name!r} must lie on devices of this process only, got {sharding}")
+    for name, sharding in others:
+        if sharding.device_set != first[1].device_set:
+            raise ValueError(
+                f"`caches` must lie on the same devices, got leaf {first[0]!r} on {_names(first[1])} "
+                f"and leaf {name!r} on {_names(sharding)}"
+            )
+    if len(first[1].device_set) == 1:
+        return tuple(first[1].device_set), None
+    meshes: list[tuple[str, Mesh]] = []
+    for name, sharding in shardings.items():
+        if not isinstance(sharding, NamedSharding):
+            raise ValueError(
+                f"`caches` leaf {name!r} lies on several devices and must have a `NamedSharding`, got {sharding}"
+            )
+        if not isinstance(sharding.mesh, Mesh):
+            raise ValueError(f"`caches` leaf {name!r} must have a sharding over a concrete mesh, got {sharding}")
+        if sharding.mesh != first[1].mesh:  # pyright: ignore[reportAttributeAccessIssue]
+            raise ValueError(
+                f"`caches` must lie on one mesh, got leaf {first[0]!r} with {first[1]} "
+                f"and leaf {name!r} with {sharding}"
+            )
+        meshes.append((name, sharding.mesh))
+    mesh = meshes[0][1]
+    return tuple(mesh.devices.flat), mesh
+
+
+def _names(sharding: Sharding) -> str:
+    return ", ".join(sorted(map(str, sharding.device_set)))
 
 
 def _check_names(caches: Any, wanted: Mapping[str, Any], optional: frozenset[str]) -> None:

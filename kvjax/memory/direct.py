@@ -1,0 +1,287 @@
+"""The direct transport of accelerators: pack on the device, then one kernel between staging and pinned pool.
+
+The host pool is a `pinned_host` array, donated to every move and updated in place. Packing and moving are programs
+of their own: within one, the staging may be put where the compilers refuse a transfer to the host from. Two
+stagings take turns, so that one is packed while the other moves.
+
+On a mesh each device keeps its own part of every unit in a pool of its own; the same unit ids hold on all of them.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from itertools import cycle
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvjax.chunking import Chunking
+from kvjax.memory.device_parts import DeviceParts
+from kvjax.memory.host import WORD, HostMemory
+from kvjax.memory.limits import pinned_limit_bytes
+from kvjax.memory.programs import compiled, on_each_device
+from kvjax.memory.registration import RegisteredCaches
+from kvjax.observe.progress import progress_bar
+from kvjax.packing import GRANULE_BYTES, Units
+from kvjax.plan import GroupMoves
+from pallas_kernels import block_copy, pack, unpack
+
+_TPU_TILE_WORDS = 256  # host memory is addressed in whole tiles of 8 x 256 words
+_NUM_STAGINGS = 2
+_PIECES_PER_STAGING = 4
+
+
+def unit_shape(platform: str, unit_bytes: int) -> tuple[int, ...]:
+    """Returns the shape, in 32-bit words, of a unit in pinned memory."""
+    words = unit_bytes // WORD.itemsize
+    return (words // _TPU_TILE_WORDS, _TPU_TILE_WORDS) if platform == "tpu" else (words,)
+
+
+def split_refusal(caches: RegisteredCaches) -> str | None:
+    """Returns why caches that are split so cannot be moved directly, or `None`.
+
+    Every device must keep an equal part of each chunk: a leaf that several devices hold would be kept by each
+    of them, and one that is split over blocks would leave units unused on the other devices.
+    """
+    for name, leaf in caches.leaves.items():
+        if len(leaf.shards) < len(caches.devices):
+            return f"`caches` leaf {name!r} is replicated, and would be kept once per device"
+        if any(shard.num_blocks != leaf.num_blocks for shard in leaf.shards):
+            return f"`caches` leaf {name!r} is split over blocks"
+    return None
+
+
+def refusal(caches: RegisteredCaches, units: Units, num_units: int) -> str | None:
+    """Returns why caches and units cannot be moved directly on an accelerator, or `None`."""
+    reason = split_refusal(caches)
+    if reason is not None:
+        return reason
+    granule = GRANULE_BYTES["tpu" if caches.platform == "tpu" else "gpu"]
+    per_device = units.unit_bytes / len(caches.devices)
+    if per_device % granule:
+        return f"units must be multiples of {granule} bytes on each device, got {units.unit_bytes} bytes on all of them"
+    if num_units >= 2**31:
+        return f"the host pool must have fewer than 2**31 units, got {num_units}"
+    return None
+
+
+def check_budget(platform: str, num_bytes: int) -> None:
+    """Checks that XLA may pin so much memory.
+
+    Raises:
+        ValueError: it may not.
+    """
+    limit = pinned_limit_bytes(platform)
+    if limit is not None and num_bytes > limit:
+        raise ValueError(
+            f"`host_bytes` must be at most {limit}, XLA's limit of pinned memory, got {num_bytes}; raise it by the "
+            "environment variable XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB, or choose `transfer='staged'`"
+        )
+
+
+class DirectTransport:
+    """Moves chunks between the caches and a pinned host pool.
+
+    Args:
+        caches: the registered arrays, which `refusal` takes.
+        chunking: the layout and its chunks.
+        units: how chunks are cut into units.
+        num_units: units of the host pool.
+        staging_units: units that are staged at most at a time on each device, at least one chunk of every group.
+        show_progress: see `progress_bar`.
+    """
+
+    name = "direct"
+
+    def __init__(
+        self,
+        caches: RegisteredCaches,
+        chunking: Chunking,
+        units: Units,
+        *,
+        num_units: int,
+        staging_units: int,
+        show_progress: bool | None = None,
+    ):
+        devices = len(caches.devices)
+        self._caches = caches
+        self._num_units = num_units
+        self._unit_bytes = units.unit_bytes
+        self._unit_shape = unit_shape(caches.platform, units.unit_bytes // devices)
+        self._parts = {g: DeviceParts(caches, chunking, units, g, of_devices=devices) for g in chunking.layout.cached}
+        largest = max(parts.units_per_chunk for parts in self._parts.values())
+        self._piece_units = max(largest, staging_units // (_NUM_STAGINGS * _PIECES_PER_STAGING))
+        num_stagings = _NUM_STAGINGS if self._piece_units * _NUM_STAGINGS <= staging_units else 1
+        self.most_staged_units = num_stagings * self._piece_units
+        self._device = caches.on_each_device()
+        self._host = caches.on_each_device("pinned_host")
+        with progress_bar("compiling transfers", 2 * len(self._parts) + 2, show=show_progress) as done:
+            self._programs = {g: self._packing_programs(parts, done) for g, parts in self._parts.items()}
+            self._to_pool = self._move_program(to_pool=True)
+            done(1)
+            self._from_pool = self._move_program(to_pool=False)
+            done(1)
+        pool = self._struct((num_units, *self._unit_shape), jnp.uint32, self._host)
+        self._new_pool = compiled(lambda: jnp.zeros(pool.shape, pool.dtype), (), (), self._host)
+        self._pool = self._new_pool()
+        self._stagings = [self._new_staging() for _ in range(num_stagings)]
+        self._turns = cycle(range(num_stagings))
+
+    def store(self, caches: Mapping[str, jax.Array], moves: GroupMoves) -> Iterator[jax.Array]:
+        """Starts the move of chunks of one group to the pool.
+
+        Args:
+            caches: the arrays; they are read and stay the caller's.
+            moves: the chunks; all ids are in range.
+
+        Yields:
+            For each piece whose move was started, what is ready once the pool holds it.
+        """
+        pack_group, _ = self._programs[moves.group_idx]
+        max_chunks = self._max_chunks(moves.group_idx)
+        leaves = tuple(caches[name] for name in self._caches.group_leaves[moves.group_idx])
+        for turn, block_ids, unit_ids in self._pieces(moves):
+            ids, count = self._ids(max_chunks, block_ids)
+            staging = self._take_staging(turn)
+            self._stagings[turn] = staging = pack_group(leaves, ids, count, staging)
+            self._pool, stored = self._to_pool(staging, self._pool, *self._places(unit_ids))
+            yield stored
+
+    def load(self, caches: dict[str, jax.Array], moves: GroupMoves) -> Iterator[jax.Array]:
+        """Starts the move of chunks of one group to the device.
+
+        Args:
+            caches: the arrays; those of the group are donated and replaced here by the updated ones.
+            moves: the chunks; all ids are in range, -1 is not written.
+
+        Yields:
+            For each piece whose move was started, what is ready once the caches are written.
+        """
+        _, unpack_group = self._programs[moves.group_idx]
+        max_chunks = self._max_chunks(moves.group_idx)
+        names = self._caches.group_leaves[moves.group_idx]
+        for turn, block_ids, unit_ids in self._pieces(moves):
+            staging = self._fetch(turn, unit_ids)
+            ids, count = self._ids(max_chunks, block_ids)
+            leaves, loaded = unpack_group(staging, tuple(caches[name] for name in names), ids, count)
+            caches.update(zip(names, leaves, strict=True))
+            yield loaded
+
+    def read(self, group_idx: int, unit_ids: np.ndarray) -> np.ndarray:
+        """Returns a copy of chunks, `uint8` `(num_chunks, units_per_chunk * unit_bytes)`; they pass the device."""
+        parts = self._parts[group_idx]
+        chunks = np.empty((len(unit_ids), parts.units_per_chunk * self._unit_bytes), np.uint8)
+        step = self._max_chunks(group_idx)
+        for low in range(0, len(unit_ids), step):
+            piece = unit_ids[low : low + step]
+            staging = self._fetch(0, piece)
+            held = {shard.device: shard.data for shard in staging.addressable_shards}
+            memory = HostMemory(piece.size, self._unit_bytes, show_progress=False)
+            here = np.arange(piece.size, dtype=np.int32).reshape(piece.shape)
+            for part, device in zip(parts.of_all(len(piece)), self._caches.devices, strict=True):
+                packed = np.array(held[device])
+                parts.keep(memory, here, part, packed.reshape(len(packed), -1))
+            chunks[low : low + step] = memory.bytes.reshape(len(piece), -1)
+        return chunks
+
+    def revive(self) -> bool:
+        """Makes the pool anew if a program that failed took it along, and tells whether one did."""
+        try:
+            if not self._pool.is_deleted():
+                self._pool.block_until_ready()
+                return False
+        except jax.errors.JaxRuntimeError:
+            pass
+        self._pool = self._new_pool()
+        return True
+
+    def close(self) -> None:
+        """Waits for the moves under way."""
+        if not self._pool.is_deleted():
+            jax.block_until_ready(self._pool)
+
+    def _max_chunks(self, group_idx: int) -> int:
+        return self._piece_units // self._parts[group_idx].units_per_chunk
+
+    def _fetch(self, turn: int, unit_ids: np.ndarray) -> jax.Array:
+        """Starts the move of units into a staging, in order."""
+        slots, places, count = self._places(unit_ids)
+        staging = self._take_staging(turn)
+        self._stagings[turn], _ = self._from_pool(self._pool, staging, places, slots, count)
+        return self._stagings[turn]
+
+    def _take_staging(self, turn: int) -> jax.Array:
+        """The staging, which a program will take over; a new one if a program that failed took it along."""
+        staging = self._stagings[turn]
+        return self._new_staging() if staging.is_deleted() else staging
+
+    def _pieces(self, moves: GroupMoves) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
+        step = self._max_chunks(moves.group_idx)
+        for low in range(0, moves.num_chunks, step):
+            rows = slice(low, min(low + step, moves.num_chunks))
+            yield next(self._turns), moves.block_ids[rows], moves.unit_ids[rows]
+
+    def _ids(self, max_chunks: int, block_ids: np.ndarray) -> tuple[jax.Array, jax.Array]:
+        """Block ids and their count, the same for each device."""
+        ids = np.full((max_chunks, block_ids.shape[1]), -1, np.int32)
+        ids[: len(block_ids)] = block_ids
+        return self._on_each(ids), self._on_each(np.array([len(block_ids)], np.int32))
+
+    def _places(self, unit_ids: np.ndarray) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Units of the staging, units of the pool, and how many they are, the same for each device."""
+        places = np.zeros(self._piece_units, np.int32)
+        places[: unit_ids.size] = unit_ids.reshape(-1)
+        slots = np.arange(self._piece_units, dtype=np.int32)
+        return self._on_each(slots), self._on_each(places), self._on_each(np.array([unit_ids.size], np.int32))
+
+    def _on_each(self, array: np.ndarray) -> jax.Array:
+        return jax.device_put(np.concatenate([array] * len(self._caches.devices)), self._device)
+
+    def _packing_programs(
+        self, parts: DeviceParts, done: Callable[[float], None]
+    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
+        group, platform = parts.group_idx, self._caches.platform
+        static = {"units_per_chunk": parts.units_per_chunk, "stacked": parts.stacked, "platform": platform}
+
+        def pack_part(leaves: Any, ids: Any, count: Any, staging: Any) -> Any:
+            return pack(leaves, ids, count[0], staging, **static)
+
+        def unpack_part(staging: Any, leaves: Any, ids: Any, count: Any) -> Any:
+            return unpack(staging, leaves, ids, count[0], **static), count + 0
+
+        max_chunks = self._max_chunks(group)
+        ids = self._struct((max_chunks, parts.blocks), jnp.int32, self._device)
+        count = self._struct((1,), jnp.int32, self._device)
+        staging = self._struct((self._piece_units, *self._unit_shape), jnp.uint32, self._device)
+        packer = on_each_device(pack_part, self._caches, (group, None, None, None), None)
+        unpacker = on_each_device(unpack_part, self._caches, (None, group, None, None), (group, None))
+        shardings = tuple(struct.sharding for struct in parts.structs)
+        packing = compiled(packer, (parts.structs, ids, count, staging), (3,), self._device)
+        done(1)
+        unpacking = compiled(unpacker, (staging, parts.structs, ids, count), (1,), (shardings, self._device))
+        done(1)
+        return packing, unpacking
+
+    def _move_program(self, *, to_pool: bool) -> Callable[..., Any]:
+        platform = self._caches.platform
+
+        def move(src: Any, dst: Any, src_ids: Any, dst_ids: Any, count: Any) -> Any:
+            (moved,) = block_copy([src], src_ids, [dst], dst_ids, count[0], platform=platform)
+            return moved, count + 0
+
+        staging = self._struct((self._piece_units, *self._unit_shape), jnp.uint32, self._device)
+        pool = self._struct((self._num_units, *self._unit_shape), jnp.uint32, self._host)
+        ids = self._struct((self._piece_units,), jnp.int32, self._device)
+        count = self._struct((1,), jnp.int32, self._device)
+        program = on_each_device(move, self._caches, (None,) * 5, (None, None))
+        src, dst = (staging, pool) if to_pool else (pool, staging)
+        return compiled(program, (src, dst, ids, ids, count), (1,), (dst.sharding, self._device))
+
+    def _new_staging(self) -> jax.Array:
+        whole = self._struct((self._piece_units, *self._unit_shape), jnp.uint32, self._device)
+        return jax.device_put(np.zeros(whole.shape, WORD), self._device)
+
+    def _struct(self, shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
+        """An array of which each device holds `shape`."""
+        whole = (len(self._caches.devices) * shape[0], *shape[1:])
+        return jax.ShapeDtypeStruct(whole, dtype, sharding=sharding)
