@@ -4,6 +4,9 @@ import numpy as np
 import pytest
 
 import kvjax
+from kvjax.memory import inplace
+from kvjax.memory.direct import DirectTransport
+from kvjax.memory.host import HostMemory
 from tests.support import layouts
 from tests.support.toy_engine import ToyEngine, make_caches
 
@@ -14,10 +17,11 @@ def prompt(rng: np.random.Generator, length: int) -> list[int]:
     return rng.integers(0, 50, length).tolist()
 
 
-@pytest.fixture(scope="module", params=sorted(layouts.ALL))
+@pytest.fixture(scope="module", params=[(name, how) for name in sorted(layouts.ALL) for how in ("direct", "staged")])
 def engine(request):
-    """One engine for each mix, with room for every request; its host pool is emptied between tests."""
-    made = ToyEngine(layouts.ALL[request.param], 48, host_bytes=MIB, staging_bytes=4096)
+    """One engine for each mix and transport, with room for every request; its host pool is emptied between tests."""
+    name, transfer = request.param
+    made = ToyEngine(layouts.ALL[name], 48, host_bytes=MIB, staging_bytes=4096, transfer=transfer)
     yield made
     made.offloader.close()
 
@@ -150,7 +154,7 @@ class TestBudgets:
     def test_an_oversized_step_is_split_and_all_of_it_is_stored(self):
         """Staging for 8 blocks and a store of 12: all 12 arrive, never more than 8 staged."""
         block = layouts.UNIFORM.groups[0].block_bytes
-        engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB, staging_bytes=8 * block)
+        engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB, staging_bytes=8 * block, transfer="staged")
         tokens = prompt(np.random.default_rng(8), 48)
         engine.start("a", tokens)
         engine.compute("a", 48, step=48)
@@ -276,14 +280,14 @@ class TestPaddedUnits:
 class TestFailures:
     def test_a_load_that_fails_between_pieces_leaves_the_caller_with_caches_to_go_on(self, monkeypatch):
         block = layouts.UNIFORM.groups[0].block_bytes
-        engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB, staging_bytes=block)
+        engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB, staging_bytes=block, transfer="staged")
         tokens = prompt(np.random.default_rng(20), 40)
         engine.start("a", tokens)
         engine.compute("a", 40, step=40)
         engine.stop("a")
         offloader = engine.offloader
-        transport, calls = offloader._mover._transport, []
-        move = transport.to_device
+        programs, calls = offloader._mover._transport._unpack, []
+        move = programs[0]
 
         def failing(*arguments):
             calls.append(1)
@@ -291,7 +295,7 @@ class TestFailures:
                 raise RuntimeError("out of memory")
             return move(*arguments)
 
-        monkeypatch.setattr(transport, "to_device", failing)
+        monkeypatch.setitem(programs, 0, failing)
         offloader.lookup("b", tokens)
         caches, job = offloader.load(engine.caches, "b", {"full": np.arange(10)})
         result = offloader.wait(job)
@@ -302,12 +306,13 @@ class TestFailures:
         assert offloader.wait(job).ok
         offloader.close()
 
-    def test_a_store_that_failed_is_asked_for_again_by_the_next(self, monkeypatch):
-        engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB)
+    @pytest.mark.parametrize("transfer", ["direct", "staged"])
+    def test_a_store_that_failed_is_asked_for_again_by_the_next(self, monkeypatch, transfer):
+        engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB, transfer=transfer)
         tokens = prompt(np.random.default_rng(21), 40)
-        memory = engine.offloader._mover._memory
         with monkeypatch.context() as patch:
-            patch.setattr(memory, "write", lambda *_: 1 / 0)
+            patch.setattr(HostMemory, "write", lambda *_: 1 / 0)
+            patch.setattr(inplace, "copy_rows", lambda *_, **__: 1 / 0)
             engine.start("a", tokens)
             engine.compute("a", 40, step=40)
             assert [result.ok for result in engine.offloader.wait()][-1] is False
@@ -315,6 +320,29 @@ class TestFailures:
         engine.stop("a")
         assert engine.start("b", [*tokens, 1]) == 40
         engine.offloader.close()
+
+    def test_a_pool_that_died_with_a_program_is_made_anew_and_holds_nothing(self):
+        engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB)
+        offloader = engine.offloader
+        mover = offloader._mover
+        mover._transport = DirectTransport(
+            mover.caches, offloader.chunking, offloader.ledger.units, num_units=mover._num_units, staging_units=64
+        )
+        tokens = prompt(np.random.default_rng(23), 40)
+        engine.start("a", tokens)
+        engine.compute("a", 40, step=40)
+        engine.stop("a")
+        assert offloader.stats().resident_chunks == 10
+        mover._transport._pool.delete()  # as a program that fails after its launch takes donated arrays along
+        engine.start("b", prompt(np.random.default_rng(24), 8))
+        engine.compute("b", 8, step=8)
+        assert engine.start("c", [*tokens, 1]) == 0
+        assert offloader.stats().failed_jobs == 1
+        engine.compute("c", 41, step=41)
+        engine.stop("c")
+        assert engine.start("d", [*tokens, 1]) == 40
+        offloader.check_integrity()
+        offloader.close()
 
     def test_a_block_named_twice_is_stored_for_its_last_place_only(self):
         """An engine re-used block 5 for a later place and did not write -1 into the earlier one."""
