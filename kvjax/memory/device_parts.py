@@ -61,7 +61,7 @@ class DeviceParts:
         self.structs = tuple(leaf.struct() for leaf in leaves)
         self.stacked = tuple(leaf.spec.layers is not None for leaf in leaves)
         self._num_devices = len(caches.devices)
-        self._unit_bytes = units.unit_bytes // of_devices
+        self.unit_bytes = units.unit_bytes // of_devices
         self._padding_bytes = units.padding_bytes[group_idx] or 0
         self._blocks_of = _blocks_of(chunking.layout.groups[group_idx].name, leaves, self._num_devices)
         # Every device has as much of a leaf as any other: JAX splits evenly.
@@ -69,7 +69,7 @@ class DeviceParts:
         self._rows = tuple(leaf.shards[0].num_layers * self.blocks for leaf in leaves)
         sizes = [rows * size for rows, size in zip(self._rows, self._row_bytes, strict=True)]
         self._offsets = tuple(np.cumsum([0, *sizes])[:-1].tolist())
-        self.units_per_chunk = -(-sum(sizes) // self._unit_bytes)
+        self.units_per_chunk = -(-sum(sizes) // self.unit_bytes)
         self._shards = tuple(
             tuple(ShardRows(leaf.spec, shard, offset, self.blocks, units.unit_bytes) for shard in leaf.shards)
             for leaf, offset in zip(leaves, leaf_offsets(chunking, group_idx), strict=True)
@@ -144,7 +144,7 @@ class DeviceParts:
 
     def _addresses(self, leaf_idx: int, part: Part, packed: np.ndarray) -> np.ndarray:
         """Where the rows of a leaf lie in a staging; -1 for blocks that the device does not hold."""
-        chunk_bytes = self.units_per_chunk * self._unit_bytes
+        chunk_bytes = self.units_per_chunk * self.unit_bytes
         rows = np.arange(self._rows[leaf_idx], dtype=np.int64) * self._row_bytes[leaf_idx]
         chunks = np.arange(part.num_chunks, dtype=np.int64)[:, None] * chunk_bytes
         addresses = chunks + (rows + (self._offsets[leaf_idx] + address_of(packed)))

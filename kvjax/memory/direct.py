@@ -7,34 +7,23 @@ stagings take turns, so that one is packed while the other moves.
 On a mesh each device keeps its own part of every unit in a pool of its own; the same unit ids hold on all of them.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import cycle
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from kvjax.chunking import Chunking
 from kvjax.memory.device_parts import DeviceParts
 from kvjax.memory.host import WORD, HostMemory
 from kvjax.memory.limits import pinned_limit_bytes
-from kvjax.memory.programs import compiled, on_each_device
+from kvjax.memory.programs import compile_all, new_pool_program, packing_programs, pool_programs
 from kvjax.memory.registration import RegisteredCaches
-from kvjax.observe.progress import progress_bar
 from kvjax.packing import GRANULE_BYTES, Units
 from kvjax.plan import GroupMoves
-from pallas_kernels import block_copy, pack, unpack
 
-_TPU_TILE_WORDS = 256  # host memory is addressed in whole tiles of 8 x 256 words
 _NUM_STAGINGS = 2
 _PIECES_PER_STAGING = 4
-
-
-def unit_shape(platform: str, unit_bytes: int) -> tuple[int, ...]:
-    """Returns the shape, in 32-bit words, of a unit in pinned memory."""
-    words = unit_bytes // WORD.itemsize
-    return (words // _TPU_TILE_WORDS, _TPU_TILE_WORDS) if platform == "tpu" else (words,)
 
 
 def split_refusal(caches: RegisteredCaches) -> str | None:
@@ -107,22 +96,21 @@ class DirectTransport:
         self._caches = caches
         self._num_units = num_units
         self._unit_bytes = units.unit_bytes
-        self._unit_shape = unit_shape(caches.platform, units.unit_bytes // devices)
         self._parts = {g: DeviceParts(caches, chunking, units, g, of_devices=devices) for g in chunking.layout.cached}
         largest = max(parts.units_per_chunk for parts in self._parts.values())
         self._piece_units = max(largest, staging_units // (_NUM_STAGINGS * _PIECES_PER_STAGING))
         num_stagings = _NUM_STAGINGS if self._piece_units * _NUM_STAGINGS <= staging_units else 1
         self.most_staged_units = num_stagings * self._piece_units
         self._device = caches.on_each_device()
-        self._host = caches.on_each_device("pinned_host")
-        with progress_bar("compiling transfers", 2 * len(self._parts) + 2, show=show_progress) as done:
-            self._programs = {g: self._packing_programs(parts, done) for g, parts in self._parts.items()}
-            self._to_pool = self._move_program(to_pool=True)
-            done(1)
-            self._from_pool = self._move_program(to_pool=False)
-            done(1)
-        pool = self._struct((num_units, *self._unit_shape), jnp.uint32, self._host)
-        self._new_pool = compiled(lambda: jnp.zeros(pool.shape, pool.dtype), (), (), self._host)
+        packing = {g: packing_programs(caches, parts, self._piece_units) for g, parts in self._parts.items()}
+        to_pool, from_pool = pool_programs(caches, units, num_units, self._piece_units)
+        new_pool = new_pool_program(caches, units, num_units)
+        self._staging = to_pool.args[0]
+        programs = [program for pair in packing.values() for program in pair]
+        made = compile_all([*programs, to_pool, from_pool, new_pool], show_progress=show_progress)
+        self._pack = {g: made[pair[0].name] for g, pair in packing.items()}
+        self._unpack = {g: made[pair[1].name] for g, pair in packing.items()}
+        self._to_pool, self._from_pool, self._new_pool = (made[each.name] for each in (to_pool, from_pool, new_pool))
         self._pool = self._new_pool()
         self._stagings = [self._new_staging() for _ in range(num_stagings)]
         self._turns = cycle(range(num_stagings))
@@ -137,7 +125,7 @@ class DirectTransport:
         Yields:
             For each piece whose move was started, what is ready once the pool holds it.
         """
-        pack_group, _ = self._programs[moves.group_idx]
+        pack_group = self._pack[moves.group_idx]
         max_chunks = self._max_chunks(moves.group_idx)
         leaves = tuple(caches[name] for name in self._caches.group_leaves[moves.group_idx])
         for turn, block_ids, unit_ids in self._pieces(moves):
@@ -157,7 +145,7 @@ class DirectTransport:
         Yields:
             For each piece whose move was started, what is ready once the caches are written.
         """
-        _, unpack_group = self._programs[moves.group_idx]
+        unpack_group = self._unpack[moves.group_idx]
         max_chunks = self._max_chunks(moves.group_idx)
         names = self._caches.group_leaves[moves.group_idx]
         for turn, block_ids, unit_ids in self._pieces(moves):
@@ -237,51 +225,5 @@ class DirectTransport:
     def _on_each(self, array: np.ndarray) -> jax.Array:
         return jax.device_put(np.concatenate([array] * len(self._caches.devices)), self._device)
 
-    def _packing_programs(
-        self, parts: DeviceParts, done: Callable[[float], None]
-    ) -> tuple[Callable[..., Any], Callable[..., Any]]:
-        group, platform = parts.group_idx, self._caches.platform
-        static = {"units_per_chunk": parts.units_per_chunk, "stacked": parts.stacked, "platform": platform}
-
-        def pack_part(leaves: Any, ids: Any, count: Any, staging: Any) -> Any:
-            return pack(leaves, ids, count[0], staging, **static)
-
-        def unpack_part(staging: Any, leaves: Any, ids: Any, count: Any) -> Any:
-            return unpack(staging, leaves, ids, count[0], **static), count + 0
-
-        max_chunks = self._max_chunks(group)
-        ids = self._struct((max_chunks, parts.blocks), jnp.int32, self._device)
-        count = self._struct((1,), jnp.int32, self._device)
-        staging = self._struct((self._piece_units, *self._unit_shape), jnp.uint32, self._device)
-        packer = on_each_device(pack_part, self._caches, (group, None, None, None), None)
-        unpacker = on_each_device(unpack_part, self._caches, (None, group, None, None), (group, None))
-        shardings = tuple(struct.sharding for struct in parts.structs)
-        packing = compiled(packer, (parts.structs, ids, count, staging), (3,), self._device)
-        done(1)
-        unpacking = compiled(unpacker, (staging, parts.structs, ids, count), (1,), (shardings, self._device))
-        done(1)
-        return packing, unpacking
-
-    def _move_program(self, *, to_pool: bool) -> Callable[..., Any]:
-        platform = self._caches.platform
-
-        def move(src: Any, dst: Any, src_ids: Any, dst_ids: Any, count: Any) -> Any:
-            (moved,) = block_copy([src], src_ids, [dst], dst_ids, count[0], platform=platform)
-            return moved, count + 0
-
-        staging = self._struct((self._piece_units, *self._unit_shape), jnp.uint32, self._device)
-        pool = self._struct((self._num_units, *self._unit_shape), jnp.uint32, self._host)
-        ids = self._struct((self._piece_units,), jnp.int32, self._device)
-        count = self._struct((1,), jnp.int32, self._device)
-        program = on_each_device(move, self._caches, (None,) * 5, (None, None))
-        src, dst = (staging, pool) if to_pool else (pool, staging)
-        return compiled(program, (src, dst, ids, ids, count), (1,), (dst.sharding, self._device))
-
     def _new_staging(self) -> jax.Array:
-        whole = self._struct((self._piece_units, *self._unit_shape), jnp.uint32, self._device)
-        return jax.device_put(np.zeros(whole.shape, WORD), self._device)
-
-    def _struct(self, shape: tuple[int, ...], dtype: Any, sharding: Any) -> jax.ShapeDtypeStruct:
-        """An array of which each device holds `shape`."""
-        whole = (len(self._caches.devices) * shape[0], *shape[1:])
-        return jax.ShapeDtypeStruct(whole, dtype, sharding=sharding)
+        return jax.device_put(np.zeros(self._staging.shape, WORD), self._device)

@@ -18,9 +18,9 @@ from jax.sharding import SingleDeviceSharding
 
 from kvjax.chunking import Chunking
 from kvjax.memory.host import HostMemory
-from kvjax.memory.registration import RegisteredCaches, RegisteredLeaf
+from kvjax.memory.programs import Program, compile_all
+from kvjax.memory.registration import RegisteredCaches
 from kvjax.memory.rows import ShardRows, copy_rows, row_addresses
-from kvjax.observe.progress import progress_bar
 from kvjax.packing import Units, blocks_in_chunk, leaf_offsets
 from kvjax.plan import GroupMoves
 
@@ -51,14 +51,11 @@ class InPlaceTransport:
         self._caches = caches
         self._memory = memory
         self._padding_bytes = units.padding_bytes
-        self._rows: dict[int, tuple[tuple[ShardRows, ...], ...]] = {}
-        self._renew: dict[int, Any] = {}
         cached = chunking.layout.cached
-        with progress_bar("compiling transfers", len(cached), show=show_progress) as done:
-            for g in cached:
-                self._rows[g] = _rows_of(caches, chunking, units, g)
-                self._renew[g] = _renewing(caches.leaves_of(g))
-                done(1)
+        self._rows = {g: _rows_of(caches, chunking, units, g) for g in cached}
+        programs = {g: _renewing(caches, g) for g in cached}
+        made = compile_all(list(programs.values()), show_progress=show_progress)
+        self._renew = {g: made[program.name] for g, program in programs.items()}
 
     def store(self, caches: Mapping[str, jax.Array], moves: GroupMoves) -> list[Any]:
         """Copies chunks of one group into the pool, once the caches are written.
@@ -164,11 +161,11 @@ def _rows_of(
     )
 
 
-def _renewing(leaves: tuple[RegisteredLeaf, ...]) -> Any:
-    """A program that takes arrays over and returns them unchanged."""
-    structs = tuple(leaf.struct() for leaf in leaves)
-    shardings = tuple(leaf.sharding for leaf in leaves)
-    return jax.jit(lambda given: given, donate_argnums=0, out_shardings=shardings).lower(structs).compile()
+def _renewing(caches: RegisteredCaches, group_idx: int) -> Program:
+    """Takes a group's arrays over and returns them unchanged."""
+    structs = tuple(leaf.struct() for leaf in caches.leaves_of(group_idx))
+    shardings = tuple(struct.sharding for struct in structs)
+    return Program(f"renewal of group {group_idx}", lambda given: given, (structs,), (0,), shardings)
 
 
 def _share_memory(old: jax.Array, new: jax.Array) -> bool:

@@ -131,6 +131,16 @@ def register(layout: CacheLayout, caches: Any) -> RegisteredCaches:
     _check_names(caches, specs, optional)
     for name, spec in specs.items():
         _check_array(name, caches[name], spec)
+    return registered(layout, caches)
+
+
+def registered(layout: CacheLayout, caches: Mapping[str, Any]) -> RegisteredCaches:
+    """Takes down arrays, or `jax.ShapeDtypeStruct`s with shardings, that are known to fit the layout.
+
+    Raises:
+        ValueError: they lie on other devices or another mesh than the rest, or partly on devices of other processes.
+    """
+    specs = layout.leaves
     devices, mesh = _devices({name: caches[name].sharding for name in specs})
     leaves = {}
     for name, spec in specs.items():
@@ -138,7 +148,7 @@ def register(layout: CacheLayout, caches: Any) -> RegisteredCaches:
         leaves[name] = RegisteredLeaf(spec, shape, sharding, shards_of(spec, shape, sharding, devices))
     return RegisteredCaches(
         leaves,
-        optional,
+        frozenset(leaf.name for group in layout.groups for leaf in group.leaves) - specs.keys(),
         tuple(tuple(leaf.name for leaf in group.leaves) if group.is_cached else () for group in layout.groups),
         devices,
         mesh,

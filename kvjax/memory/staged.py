@@ -10,23 +10,19 @@ anything later.
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from kvjax.chunking import Chunking
 from kvjax.memory.device_parts import DeviceParts, Part
 from kvjax.memory.host import WORD, HostMemory
-from kvjax.memory.programs import compiled, on_each_device
+from kvjax.memory.programs import compile_all, cutting_programs, packing_programs, unit_shape
 from kvjax.memory.registration import RegisteredCaches
-from kvjax.observe.progress import progress_bar
 from kvjax.packing import Units
 from kvjax.plan import GroupMoves
-from pallas_kernels import pack, unpack
 
 # A large move goes in pieces, so that packing one, transferring the one before and copying the one before that
 # overlap, and so that allocators re-use memory: fresh pages cost more than the copy itself.
@@ -63,20 +59,20 @@ class StagedTransport:
         self.most_staged_units = 0
         self._caches = caches
         self._memory = memory
-        self._words = units.unit_bytes // WORD.itemsize
         self._parts = {g: DeviceParts(caches, chunking, units, g) for g in chunking.layout.cached}
         self._most_units = staging_units
         largest = max(parts.units_per_chunk for parts in self._parts.values())
         self._piece_units = max(largest, staging_units // PIECES_PER_STAGING)
         self._device = caches.on_each_device()
         self._host = caches.on_each_device("pinned_host")
+        self._unit_shape = unit_shape(caches.platform, units.unit_bytes)
         self._buckets = _buckets(self._piece_units)
-        total = 2 * (len(self._parts) + len(self._buckets))
-        with progress_bar("compiling transfers", total, show=show_progress) as done:
-            self._pack = {g: self._pack_program(g, done) for g in self._parts}
-            self._unpack = {g: self._unpack_program(g, done) for g in self._parts}
-            self._cut = {bucket: self._cut_program(bucket, done) for bucket in self._buckets}
-            self._put = {bucket: self._put_program(bucket, done) for bucket in self._buckets}
+        packing = {g: packing_programs(caches, parts, self._piece_units) for g, parts in self._parts.items()}
+        cutting = {n: cutting_programs(caches, self._unit_shape, self._piece_units, n) for n in self._buckets}
+        programs = [program for some in (*packing.values(), *cutting.values()) for program in some]
+        made = compile_all(programs, show_progress=show_progress)
+        self._pack, self._unpack = ({g: made[pair[way].name] for g, pair in packing.items()} for way in (0, 1))
+        self._cut, self._put = ({n: made[pair[way].name] for n, pair in cutting.items()} for way in (0, 1))
         self._staging = self._new_staging()
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="kvjax-mover")
         self._staged: deque[tuple[int, Future[None] | jax.Array]] = deque()
@@ -122,11 +118,11 @@ class StagedTransport:
         for block_ids, unit_ids in self._pieces(moves):
             parts = group.to_load(block_ids)
             staged = self._make_room(group, parts)
-            rows = np.empty((len(parts), staged, self._words), WORD)
+            rows = np.empty((len(parts), staged, *self._unit_shape), WORD)
             for part, staging in zip(parts, rows, strict=True):
-                group.fill(self._memory, unit_ids, part, staging)
+                group.fill(self._memory, unit_ids, part, staging.reshape(staged, -1))
             ids, counts = self._ids(group, parts, absent=-1)
-            array = jax.device_put(jax.device_put(rows.reshape(-1, self._words), self._host), self._device)
+            array = jax.device_put(jax.device_put(rows.reshape(-1, *self._unit_shape), self._host), self._device)
             leaves = tuple(caches[name] for name in names)
             try:
                 self._staging = self._put[staged](self._staging, array)
@@ -154,7 +150,8 @@ class StagedTransport:
         held = {shard.device: shard.data for shard in array.addressable_shards}
         for part, device in zip(parts, self._caches.devices, strict=True):
             if part.num_chunks:
-                group.keep(self._memory, unit_ids, part, np.asarray(held[device]))
+                packed = np.asarray(held[device])
+                group.keep(self._memory, unit_ids, part, packed.reshape(len(packed), -1))
 
     def _pieces(self, moves: GroupMoves) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         step = self._max_chunks(moves.group_idx)
@@ -189,76 +186,8 @@ class StagedTransport:
         return jax.device_put((ids.reshape(-1, group.blocks), counts), self._device)
 
     def _new_staging(self) -> jax.Array:
-        return jax.device_put(np.zeros(self._staging_struct().shape, WORD), self._device)
-
-    def _pack_program(self, group_idx: int, done: Callable[[float], None]) -> Callable[..., Any]:
-        group, platform = self._parts[group_idx], self._caches.platform
-
-        def pack_part(leaves: Any, ids: Any, count: Any, staging: Any) -> Any:
-            return pack(
-                leaves,
-                ids,
-                count[0],
-                staging,
-                units_per_chunk=group.units_per_chunk,
-                stacked=group.stacked,
-                platform=platform,
-            )
-
-        program = on_each_device(pack_part, self._caches, (group_idx, None, None, None), None)
-        made = compiled(program, (group.structs, *self._id_structs(group), self._staging_struct()), (3,), self._device)
-        done(1)
-        return made
-
-    def _unpack_program(self, group_idx: int, done: Callable[[float], None]) -> Callable[..., Any]:
-        group, platform = self._parts[group_idx], self._caches.platform
-
-        def unpack_part(staging: Any, leaves: Any, ids: Any, count: Any) -> Any:
-            updated = unpack(
-                staging,
-                leaves,
-                ids,
-                count[0],
-                units_per_chunk=group.units_per_chunk,
-                stacked=group.stacked,
-                platform=platform,
-            )
-            return updated, count + 0
-
-        program = on_each_device(unpack_part, self._caches, (None, group_idx, None, None), (group_idx, None))
-        out = (tuple(struct.sharding for struct in group.structs), self._device)
-        made = compiled(program, (self._staging_struct(), group.structs, *self._id_structs(group)), (1,), out)
-        done(1)
-        return made
-
-    def _cut_program(self, bucket: int, done: Callable[[float], None]) -> Callable[..., Any]:
-        program = on_each_device(lambda staging: staging[:bucket] + 0, self._caches, (None,), None)
-        made = compiled(program, (self._staging_struct(),), (), self._device)
-        done(1)
-        return made
-
-    def _put_program(self, bucket: int, done: Callable[[float], None]) -> Callable[..., Any]:
-        program = on_each_device(
-            lambda staging, piece: staging.at[:bucket].set(piece), self._caches, (None, None), None
-        )
-        piece = self._struct((bucket, self._words), jnp.uint32)
-        made = compiled(program, (self._staging_struct(), piece), (0,), self._device)
-        done(1)
-        return made
-
-    def _id_structs(self, group: DeviceParts) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
-        return (
-            self._struct((self._max_chunks(group.group_idx), group.blocks), jnp.int32),
-            self._struct((1,), jnp.int32),
-        )
-
-    def _staging_struct(self) -> jax.ShapeDtypeStruct:
-        return self._struct((self._piece_units, self._words), jnp.uint32)
-
-    def _struct(self, shape: tuple[int, ...], dtype: Any) -> jax.ShapeDtypeStruct:
-        """An array of which each device holds `shape`."""
-        whole = (len(self._caches.devices) * shape[0], *shape[1:])
-        return jax.ShapeDtypeStruct(whole, dtype, sharding=self._device)
+        num_units = len(self._caches.devices) * self._piece_units
+        return jax.device_put(np.zeros((num_units, *self._unit_shape), WORD), self._device)
 
 
 def ended(part: "Future[None] | jax.Array") -> bool:
