@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jax.sharding import Sharding
 
 from kvjax.memory.device_parts import DeviceParts
@@ -131,10 +132,13 @@ def pool_programs(caches: RegisteredCaches, units: Units, num_units: int, piece_
 
 
 def new_pool_program(caches: RegisteredCaches, units: Units, num_units: int) -> Program:
-    """Returns the program that makes a pinned pool of zeros."""
+    """Returns the program that makes a pinned pool, of whatever the memory holds.
+
+    Zeros would be made on the device first: compilers for TPUs take as much device memory for them as the pool has.
+    """
     shape = unit_shape(caches.platform, units.unit_bytes // len(caches.devices))
     pool = of_each_device(caches, (num_units, *shape), jnp.uint32, caches.on_each_device("pinned_host"))
-    return Program("a pinned pool", lambda: jnp.zeros(pool.shape, pool.dtype), (), (), pool.sharding)
+    return Program("a pinned pool", lambda: lax.empty(pool.shape, pool.dtype), (), (), pool.sharding)
 
 
 def cutting_programs(caches: RegisteredCaches, unit: tuple[int, ...], piece_units: int, bucket: int) -> list[Program]:

@@ -79,6 +79,14 @@ def refusal(caches: RegisteredCaches, units: Units, num_units: int) -> str | Non
     return direct.refusal(caches, units, num_units)
 
 
+def auto_refusal(caches: RegisteredCaches, units: Units, num_units: int) -> str | None:
+    """Returns why `"auto"` passes the direct transport over, or `None` if it tries it first."""
+    reason = refusal(caches, units, num_units)
+    if reason is None and caches.platform == "tpu":
+        return "it has not been shown to be faster on a TPU"
+    return reason
+
+
 def make_transport(
     transfer: str,
     caches: RegisteredCaches,
@@ -108,9 +116,7 @@ def make_transport(
     if transfer not in TRANSFERS:
         raise ValueError(f"`transfer` must be one of {', '.join(map(repr, TRANSFERS))}, got {transfer!r}")
     if transfer != "staged":
-        reason = refusal(caches, units, num_units)
-        if reason is None and transfer == "auto" and caches.platform == "tpu":
-            reason = "it has not been shown to be faster on a TPU"
+        reason = (auto_refusal if transfer == "auto" else refusal)(caches, units, num_units)
         if reason is None:
             made = _direct(transfer, caches, chunking, units, num_units, staging_units, show_progress)
             if made is not None:
@@ -141,8 +147,11 @@ def _direct(
         return DirectTransport(
             caches, chunking, units, num_units=num_units, staging_units=staging_units, show_progress=show_progress
         )
+    except MemoryError:
+        raise
     except Exception as error:  # the compilers' and runtimes' errors have no common type
+        reason = " ".join(str(error).split())
         if transfer == "direct":
-            raise ValueError(f"`transfer` must not be 'direct' here: {' '.join(str(error).split())}") from error
-        _LOG.warning("`transfer` is 'staged', as 'direct' failed to start: %s", error)
+            raise ValueError(f"`transfer` must not be 'direct' here: {reason}") from error
+        _LOG.warning("`transfer` is 'staged', as 'direct' failed to start: %s", reason)
         return None
