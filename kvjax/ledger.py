@@ -371,6 +371,7 @@ class Ledger:
         if checkpoint and written:
             request.checkpoints.add(written)
         if checkpoint or self._completes_a_chunk(request.stored_at, written):
+            tables = {g: _last_places(table) for g, table in tables.items()}
             asked = tuple(sorted(request.checkpoints))
             due = self._due(asked, written)
             chosen, served = self._reserve(request, due, tables, written)
@@ -542,5 +543,5 @@ class Ledger:
                     f"got {len(table)}"
                 )
             check_range(group.name, table, (num_blocks or {}).get(group.name))
-            tables[g] = _last_places(table)
+            tables[g] = table
         return tables
