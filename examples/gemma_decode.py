@@ -12,6 +12,10 @@ Run it from a checkout, with the extra `examples` installed (`plot` as well for 
     python examples/gemma_decode.py --preset gemma-4-12B
     python examples/gemma_decode.py --cache-dtype bfloat16 --host-bytes 8MiB --plot run.png
     python examples/gemma_decode.py --host-bytes chunk --json
+    python examples/gemma_decode.py --fused
+
+With `--fused`, blocks are restored and stored by the steps themselves, layer by layer (`kvjax.fused`), instead of
+between them.
 
 The weights are random, from `--seed`: the answers mean nothing, but every one of them depends on the whole
 cache. The geometry of each layer is the real one of the preset; depth, width and vocabulary are scaled

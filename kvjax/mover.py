@@ -1,6 +1,6 @@
 """Runs plans on caches: what a worker process does. It knows no keys and decides nothing."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from kvjax._checks import integer
 from kvjax.chunking import Chunking
+from kvjax.memory.host import HostMemory
 from kvjax.memory.registration import register
 from kvjax.memory.staged import ended
 from kvjax.memory.transports import make_transport
@@ -19,9 +20,13 @@ DEFAULT_STAGING_BYTES = 64 * 2**20
 
 
 class Transfer:
-    """Moves under way. Nothing of them is on the caller's hands any more."""
+    """Moves under way. Nothing of them is on the caller's hands any more.
 
-    def __init__(self, parts: list["Future[None] | jax.Array"]):
+    Args:
+        parts: futures, or arrays (anything with `is_ready` and `block_until_ready`).
+    """
+
+    def __init__(self, parts: Sequence[Any]):
         self._parts = parts
 
     def done(self) -> bool:
@@ -93,6 +98,11 @@ class Mover:
     def transfer(self) -> str:
         """How bytes cross the memory spaces: `"direct"` or `"staged"`."""
         return self._transport.name
+
+    @property
+    def host_memory(self) -> HostMemory | None:
+        """The host pool, if it is in the process's own memory; `None` if it is a pinned array."""
+        return self._transport.memory
 
     @property
     def most_staged_bytes(self) -> int:

@@ -170,7 +170,7 @@ class Offloader:
             policy=policy,
         )
         self._host_bytes = int(host_bytes)
-        self._mover = Mover(
+        self.mover = Mover(
             self.chunking,
             units,
             caches,
@@ -179,7 +179,7 @@ class Offloader:
             transfer=transfer,
             show_progress=show_progress,
         )
-        self._num_blocks = {layout.groups[g].name: self._mover.caches.num_blocks(g) for g in layout.cached}
+        self._num_blocks = {layout.groups[g].name: self.mover.caches.num_blocks(g) for g in layout.cached}
         self._jobs: dict[int, Job] = {}  # under way, in the order in which they were issued
         self._ended: list[JobResult] = []  # seen to end, not told yet
         self._next_job = 0
@@ -233,14 +233,14 @@ class Offloader:
                 unlike the registered ones. Then nothing changed.
         """
         self._check_open()
-        self._mover.caches.check(caches)
+        self.mover.caches.check(caches)
         load = self.ledger.prepare_load(request_id, block_tables, num_blocks=self._num_blocks)
         try:
-            caches, transfer = self._mover.load(caches, load.plan)
+            caches, transfer = self.mover.load(caches, load.plan)
         except BaseException:
             self.ledger.complete_load(load, ok=False)
             raise
-        return caches, self._started(request_id, "load", load, transfer)
+        return caches, self.issued(request_id, "load", load, transfer)
 
     def extend(
         self,
@@ -288,17 +288,17 @@ class Offloader:
                 caches unlike the registered ones. Then nothing changed.
         """
         self._check_open()
-        self._mover.caches.check(caches)
+        self.mover.caches.check(caches)
         self._see_ended()
         store = self.ledger.prepare_store(
             request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._num_blocks
         )
         try:
-            caches, transfer = self._mover.store(caches, store.plan)
+            caches, transfer = self.mover.store(caches, store.plan)
         except BaseException:
             self.ledger.complete_store(store, ok=False)
             raise
-        return caches, self._started(request_id, "store", store, transfer)
+        return caches, self.issued(request_id, "store", store, transfer)
 
     def finish(self, request_id: Hashable) -> None:
         """Forgets a request and releases what it kept. Its jobs go on.
@@ -350,6 +350,15 @@ class Offloader:
         self._ended = [ended for ended in self._ended if ended is not result]
         return result
 
+    def issued(self, request_id: Hashable, operation: str, work: Load | Store, transfer: Transfer) -> Job:
+        """Takes on a move that was prepared in the ledger and issued, and returns its job."""
+        job = Job(self._next_job, request_id, operation, work, transfer)
+        self._next_job += 1
+        self._jobs[job.job_id] = job
+        if not work.plan.moves:
+            self._end(job)
+        return job
+
     # --- all of it ------------------------------------------------------------------------------------
 
     def namespace(self, salt: str | bytes = b"") -> bytes:
@@ -386,7 +395,7 @@ class Offloader:
             hit_tokens=counts.hit_tokens,
             open_requests=self.ledger.num_requests,
             open_jobs=len(self._jobs),
-            most_staged_bytes=self._mover.most_staged_bytes,
+            most_staged_bytes=self.mover.most_staged_bytes,
         )
 
     def check_integrity(self) -> None:
@@ -403,7 +412,7 @@ class Offloader:
             return
         for job in list(self._jobs.values()):
             self._end(job)
-        self._mover.close()
+        self.mover.close()
         self._closed = True
 
     def __enter__(self) -> "Offloader":
@@ -417,14 +426,6 @@ class Offloader:
     def _check_open(self) -> None:
         if self._closed:
             raise ValueError("an offloader must not be used after `close`")
-
-    def _started(self, request_id: Hashable, operation: str, work: Load | Store, transfer: Transfer) -> Job:
-        job = Job(self._next_job, request_id, operation, work, transfer)
-        self._next_job += 1
-        self._jobs[job.job_id] = job
-        if not work.plan.moves:
-            self._end(job)
-        return job
 
     def _see_ended(self) -> None:
         for job in list(self._jobs.values()):
@@ -444,7 +445,7 @@ class Offloader:
             valid_tokens = work.device_tokens if error else work.hit_tokens
         else:
             self.ledger.complete_store(work, ok=not error)
-        if error and self._mover.revive():
+        if error and self.mover.revive():
             self.ledger.invalidate()
         del self._jobs[job.job_id]
         job.result = JobResult(

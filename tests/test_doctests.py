@@ -5,7 +5,20 @@ import pytest
 
 MODULES = (
     *("accounting", "checkpoints", "chunking", "cli.model_options", "cli.options", "cli.plan_costs", "cli.render"),
-    *("configs", "coverage", "explain", "geometry", "groups", "keys", "law", "models.equalize", "packing", "plan"),
+    *(
+        "configs",
+        "coverage",
+        "explain",
+        "fused",
+        "fused.host",
+        "geometry",
+        "groups",
+        "keys",
+        "law",
+        "models.equalize",
+        "packing",
+        "plan",
+    ),
     *("positions", "retention", "traced"),
 )
 

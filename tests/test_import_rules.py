@@ -37,7 +37,7 @@ PURE = [
 ]
 PURE_STDLIB = {"collections", "dataclasses", "fractions", "functools", "hashlib", "itertools", "math", "operator"}
 PURE_STDLIB |= {"re", "reprlib", "struct", "typing"}
-JAX_LIVES_IN = ["memory", "mover", "offloader", "traced"]
+JAX_LIVES_IN = ["fused", "memory", "mover", "offloader", "traced"]
 # Of the command line, only what times or looks at devices; `kvjax.cli.main` loads it when it is asked for.
 JAX_COMMANDS = ("kvjax.cli.bench_miss", "kvjax.cli.bench_moves", "kvjax.cli.doctor")
 

@@ -195,7 +195,7 @@ def test_a_move_that_fails_on_the_worker_is_told_by_wait(monkeypatch):
     def broken(*_):
         raise OSError("no such memory")
 
-    monkeypatch.setattr(mover._transport._memory, "write", broken)
+    monkeypatch.setattr(mover._transport.memory, "write", broken)
     ids = np.zeros((1, 1), np.int32)
     caches, transfer = mover.store(caches, StorePlan((GroupMoves(0, 1, ids[0], ids, ids),), 0))
     with pytest.raises(OSError, match="no such memory"):

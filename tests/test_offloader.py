@@ -286,7 +286,7 @@ class TestFailures:
         engine.compute("a", 40, step=40)
         engine.stop("a")
         offloader = engine.offloader
-        programs, calls = offloader._mover._transport._unpack, []
+        programs, calls = offloader.mover._transport._unpack, []
         move = programs[0]
 
         def failing(*arguments):
@@ -324,7 +324,7 @@ class TestFailures:
     def test_a_pool_that_died_with_a_program_is_made_anew_and_holds_nothing(self):
         engine = ToyEngine(layouts.UNIFORM, 48, host_bytes=MIB)
         offloader = engine.offloader
-        mover = offloader._mover
+        mover = offloader.mover
         mover._transport = DirectTransport(
             mover.caches, offloader.chunking, offloader.ledger.units, num_units=mover._num_units, staging_units=64
         )

@@ -105,11 +105,9 @@ class Engine:
             logits=np.stack(logits),
         )
 
-    def warm_up(self) -> None:
-        """Compiles the step for this pool; it computes no token."""
-        tables = {group: np.empty(0, np.int64) for group in self.pools}
-        _, logits, self.caches = self.stepper(self.caches, (), 0, tables)
-        logits.block_until_ready()
+    def warm_up(self, hook: CacheHook) -> None:
+        """Compiles the steps for this pool; they compute no token."""
+        self.caches = hook.warm_up(self.stepper, self.caches)
 
     def check_integrity(self) -> None:
         """Recounts the blocks of every group."""
@@ -132,7 +130,10 @@ class Engine:
             stop = self.stepper.last_stop(start, len(session.tokens))
             self._drop_before(session, hook.keep_from(start), request_id, hook)
             self._reserve(session, start, stop)
-            token, logits, self.caches = self.stepper(self.caches, session.tokens[start:stop], start, session.tables)
+            tokens = session.tokens[start:stop]
+            token, logits, self.caches = hook.compute(
+                self.stepper, self.caches, request_id, tokens, start, session.tables
+            )
             session.cached_tokens = stop
             session.computed_tokens = max(session.computed_tokens, stop)
             self._on_step({group: pool.num_used for group, pool in self.pools.items()})

@@ -1,14 +1,17 @@
 """Where the three modes differ: what becomes of keys and values that the device cannot keep."""
 
 from collections.abc import Mapping, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
+import jax
 import numpy as np
 
 import kvjax
+from kvjax.fused.steps import FusedSteps
 
 from .model import Caches
 from .presets import Attention
+from .stepper import Stepper
 
 Tables = Mapping[str, np.ndarray]
 
@@ -22,6 +25,16 @@ class CacheHook(Protocol):
 
     def restore(self, caches: Caches, request_id: str, tables: Tables) -> tuple[Caches, int]:
         """Gives the device the prefix that `lookup` promised; returns how much of it is there."""
+        ...
+
+    def compute(
+        self, stepper: Stepper, caches: Caches, request_id: str, tokens: Sequence[int], start: int, tables: Tables
+    ) -> tuple[jax.Array, jax.Array, Caches]:
+        """Runs a step, and returns what `Stepper` does but for what leaves."""
+        ...
+
+    def warm_up(self, stepper: Stepper, caches: Caches) -> Caches:
+        """Compiles the steps that `compute` will run."""
         ...
 
     def accept(self, request_id: str, token: int) -> None:
@@ -41,7 +54,25 @@ class CacheHook(Protocol):
         ...
 
 
-class NoOffload:
+class PlainSteps:
+    """Steps that move no block."""
+
+    def compute(
+        self, stepper: Stepper, caches: Caches, request_id: str, tokens: Sequence[int], start: int, tables: Tables
+    ) -> tuple[jax.Array, jax.Array, Caches]:
+        """Runs the step."""
+        del request_id
+        token, logits, caches, _ = stepper(caches, tokens, start, tables)
+        return token, logits, caches
+
+    def warm_up(self, stepper: Stepper, caches: Caches) -> Caches:
+        """Compiles the step."""
+        _, logits, caches, _ = stepper(caches, (), 0, _no_tables(stepper))
+        logits.block_until_ready()
+        return caches
+
+
+class NoOffload(PlainSteps):
     """What the device loses is computed again.
 
     Args:
@@ -77,7 +108,7 @@ class NoOffload:
         """Nothing to release."""
 
 
-class Offload:
+class Offload(PlainSteps):
     """What the device loses is restored from host memory by kvjax.
 
     Args:
@@ -114,3 +145,61 @@ class Offload:
     def finish(self, request_id: str) -> None:
         """Releases what the lookup pinned."""
         self._offloader.finish(request_id)
+
+
+class FusedOffload(Offload):
+    """As `Offload`, but blocks are restored and stored by the steps themselves, layer by layer.
+
+    Args:
+        offloader: made for the engine's caches.
+        steps: of that offloader.
+    """
+
+    def __init__(self, offloader: kvjax.Offloader, steps: FusedSteps):
+        super().__init__(offloader)
+        self._steps = steps
+        self._hits: dict[str, int] = {}
+        self._to_load: set[str] = set()
+
+    def lookup(self, request_id: str, prompt: Sequence[int], device_tokens: int) -> int:
+        """The longest prefix that device and host hold together."""
+        self._hits[request_id] = super().lookup(request_id, prompt, device_tokens)
+        return self._hits[request_id]
+
+    def restore(self, caches: Caches, request_id: str, tables: Tables) -> tuple[Caches, int]:
+        """Leaves it to the next step."""
+        del tables
+        self._to_load.add(request_id)
+        return caches, self._hits[request_id]
+
+    def compute(
+        self, stepper: Stepper, caches: Caches, request_id: str, tokens: Sequence[int], start: int, tables: Tables
+    ) -> tuple[jax.Array, jax.Array, Caches]:
+        """Runs the step with what arrives and what leaves in it."""
+        load = request_id in self._to_load
+        self._to_load.discard(request_id)
+        step = self._steps.begin(caches, request_id, tables, start + len(tokens), load=load)
+        try:
+            token, logits, caches, rows = stepper(step.caches, tokens, start, tables, step.arriving, step.leaving)
+        except BaseException:
+            self._steps.abandon(step)
+            raise
+        caches, _ = self._steps.end(step, caches, rows)
+        return token, logits, caches
+
+    def finish(self, request_id: str) -> None:
+        """Releases what the lookup pinned."""
+        super().finish(request_id)
+        del self._hits[request_id]
+
+    def warm_up(self, stepper: Stepper, caches: Caches) -> Caches:
+        """Compiles the step for every pair of buckets."""
+
+        def run(caches: Mapping[str, jax.Array], arriving: Mapping[str, Any], leaving: Mapping[str, Any]) -> Caches:
+            return stepper(dict(caches), (), 0, _no_tables(stepper), arriving, leaving)[2]
+
+        return dict(self._steps.warm_up(caches, run))
+
+
+def _no_tables(stepper: Stepper) -> Tables:
+    return {group: np.empty(0, np.int64) for group in stepper.attention}

@@ -12,9 +12,13 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from kvjax import fused
+
 from .presets import Attention, ModelShape, leaf_names
 
 Caches = dict[str, jax.Array]
+Rows = dict[str, dict[str, jax.Array]]
+_LAYERS_TO_LEAVE = 2
 _HIDDEN_PER_WIDTH = 4
 
 
@@ -208,8 +212,15 @@ class GemmaStyle(nnx.Module):
         self.final_norm = RMSNorm(shape.width, rngs)
 
     def __call__(
-        self, tokens: jax.Array, positions: jax.Array, last_row: jax.Array, caches: Caches, places: Mapping[str, Places]
-    ) -> tuple[jax.Array, Caches]:
+        self,
+        tokens: jax.Array,
+        positions: jax.Array,
+        last_row: jax.Array,
+        caches: Caches,
+        places: Mapping[str, Places],
+        arriving: Mapping[str, fused.Arriving],
+        leaving: Mapping[str, jax.Array],
+    ) -> tuple[jax.Array, Caches, Rows]:
         """Computes one step.
 
         Args:
@@ -218,14 +229,29 @@ class GemmaStyle(nnx.Module):
             last_row: the row whose logits are wanted.
             caches: by leaf name.
             places: by group.
+            arriving: by group, blocks that are restored before their layer reads them; none if it is empty.
+            leaving: by group, ids of blocks that are sent to the host after their layer wrote them.
 
         Returns:
-            `(vocabulary,)` logits, and the updated caches.
+            `(vocabulary,)` logits, the updated caches, and what leaves, by group and leaf name.
         """
         caches = dict(caches)
+        rows: Rows = {group: {} for group in leaving}
+        sent: list[tuple[str, str]] = []
         embedding = self.embedding[...]
         x = embedding[tokens] * math.sqrt(self.shape.width)
         for i, (layer, group) in enumerate(zip(self.layers, self.shape.layer_groups, strict=True)):
             k, v = leaf_names(i)
+            if group in arriving:
+                blocks = arriving[group]
+                here = fused.Arriving({name: blocks.rows[name] for name in (k, v)}, blocks.block_ids, blocks.count)
+                x, restored = fused.restore(x, {k: caches[k], v: caches[v]}, fused.fetch(here, 0))
+                caches |= restored
             x, caches[k], caches[v] = layer(x, positions, caches[k], caches[v], places[group])
-        return self.final_norm(x[last_row]) @ embedding.T, caches
+            if group in leaving:
+                rows[group] |= fused.collect({k: caches[k], v: caches[v]}, leaving[group])
+                sent.append((group, k))
+                if len(sent) > _LAYERS_TO_LEAVE:  # rows have the time of so many layers to reach the host
+                    early, name = sent[-1 - _LAYERS_TO_LEAVE]
+                    x, rows[early][name] = fused.settle(x, rows[early][name])
+        return self.final_norm(x[last_row]) @ embedding.T, caches, rows

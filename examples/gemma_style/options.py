@@ -37,6 +37,7 @@ class Options:
     blocks_per_chunk: int | dict[str, int] | str
     text: Path
     seed: int
+    fused: bool
     json: bool
     plot: Path | None
 
@@ -149,6 +150,7 @@ def _parser() -> argparse.ArgumentParser:
         metavar=f"auto | N | {FULL}=N,{LOCAL}=N", help="blocks that are stored together")  # fmt: skip
     add("--text", type=Path, default=SHIPPED_TEXT, metavar="FILE", help="text to talk about")
     add("--seed", type=_count(0), default=0, metavar="N", help="of the random weights")
+    add("--fused", action="store_true", help="restore and store blocks within the steps, layer by layer")
     add("--json", action="store_true", help="print one line of JSON instead of tables")
     add("--plot", type=Path, metavar="FILE.png", help="draw pool use and time to first token")
     return parser

@@ -29,6 +29,7 @@ def as_json(outcome: Outcome) -> str:
         "recomputed_tokens": offload.total("recomputed_tokens"),
         "generated_tokens": sum(len(turn.tokens) for turn in offload.turns),
         "ttft_ms": {mode: outcome.served[mode].ttft_ms() for mode in (OFFLOAD, RECOMPUTE, UNLIMITED)},
+        "fused": outcome.options.fused,
         "bytes_stored": stats.bytes_stored,
         "bytes_loaded": stats.bytes_loaded,
         "host_bytes": outcome.host_bytes,

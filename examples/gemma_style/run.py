@@ -3,6 +3,7 @@
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import jax
@@ -10,11 +11,12 @@ import jax.numpy as jnp
 import numpy as np
 
 import kvjax
+from kvjax.fused.steps import FusedSteps
 from kvjax.packing import GRANULE_BYTES, cut_into_units, unit_bytes
 
 from .conversations import cut, read_text
 from .engine import Engine, Turn
-from .hooks import CacheHook, NoOffload, Offload
+from .hooks import CacheHook, FusedOffload, NoOffload, Offload
 from .options import ONE_CHUNK, Options
 from .presets import PRESETS, ModelShape
 from .stepper import Stepper
@@ -22,6 +24,7 @@ from .stepper import Stepper
 UNLIMITED, OFFLOAD, RECOMPUTE = MODES = ("unlimited", "offload", "recompute")
 COMPILING = "compiling"
 _SMALL_POOL_CONVERSATIONS = 1.5
+_ARRIVING_BUCKETS, _LEAVING_BUCKETS = (0, 64), (0, 4)  # blocks of a group in one step with `--fused`
 
 
 @dataclass(eq=False)
@@ -189,18 +192,26 @@ def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda _
     served = {mode: Served(bench.num_blocks(mode)) for mode in MODES}
     engines = {mode: Engine(bench.stepper, served[mode].num_blocks, served[mode].note_use) for mode in MODES}
     model = f"{options.preset} {options.layers}x{options.width}x{options.vocabulary} seed {options.seed}"
-    with kvjax.Offloader(
-        bench.chunking.layout,
-        engines[OFFLOAD].caches,
-        host_bytes=bench.host_bytes,
-        blocks_per_chunk=options.blocks_per_chunk,
-        model=model,
-    ) as offloader:
+    with ExitStack() as closing:
+        offloader = closing.enter_context(
+            kvjax.Offloader(
+                bench.chunking.layout,
+                engines[OFFLOAD].caches,
+                host_bytes=bench.host_bytes,
+                blocks_per_chunk=options.blocks_per_chunk,
+                model=model,
+            )
+        )
         no_offload = NoOffload(bench.stepper.attention)
-        hooks: dict[str, CacheHook] = {UNLIMITED: no_offload, OFFLOAD: Offload(offloader), RECOMPUTE: no_offload}
+        offload = Offload(offloader)
+        if options.fused:
+            steps = FusedSteps(offloader, arriving_buckets=_ARRIVING_BUCKETS, leaving_buckets=_LEAVING_BUCKETS)
+            closing.callback(steps.close)
+            offload = FusedOffload(offloader, steps)
+        hooks: dict[str, CacheHook] = {UNLIMITED: no_offload, OFFLOAD: offload, RECOMPUTE: no_offload}
         on_turn(COMPILING, None)
-        for engine in engines.values():
-            engine.warm_up()  # the offloader compiled its programs when it was made
+        for mode, engine in engines.items():
+            engine.warm_up(hooks[mode])  # the offloader compiled its programs when it was made
         for mode in MODES:
             on_turn(mode, None)
             begun = time.perf_counter()

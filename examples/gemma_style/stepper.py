@@ -1,16 +1,19 @@
 """The one jitted step, of a fixed number of rows, that prefills and decodes alike."""
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from .model import Caches, GemmaStyle, Places
+from .model import Caches, GemmaStyle, Places, Rows
 from .presets import FULL, LOCAL, Attention, ModelShape
 
 _NO_TOKEN = -(2**30)
+_NOTHING: Mapping[str, Any] = MappingProxyType({})
 
 
 class Stepper:
@@ -36,9 +39,10 @@ class Stepper:
         self._places = {name: self._places_read(kind) for name, kind in self.attention.items()}
         graph, self._weights = nnx.split(GemmaStyle(shape, seed))
 
-        def step(weights, tokens, positions, last_row, caches, places):
-            logits, caches = nnx.merge(graph, weights)(tokens, positions, last_row, caches, places)
-            return jnp.argmax(logits), logits, caches
+        def step(weights, tokens, positions, last_row, caches, places, arriving, leaving):
+            model = nnx.merge(graph, weights)
+            logits, caches, rows = model(tokens, positions, last_row, caches, places, arriving, leaving)
+            return jnp.argmax(logits), logits, caches, rows
 
         self._step = jax.jit(step, donate_argnames="caches")
 
@@ -64,8 +68,14 @@ class Stepper:
         return min(stop, (start // self.rows + 1) * self.rows)
 
     def __call__(
-        self, caches: Caches, token_ids: Sequence[int], start: int, block_tables: Mapping[str, np.ndarray]
-    ) -> tuple[jax.Array, jax.Array, Caches]:
+        self,
+        caches: Caches,
+        token_ids: Sequence[int],
+        start: int,
+        block_tables: Mapping[str, np.ndarray],
+        arriving: Mapping[str, Any] = _NOTHING,
+        leaving: Mapping[str, Any] = _NOTHING,
+    ) -> tuple[jax.Array, jax.Array, Caches, Rows]:
         """Computes the tokens at `start, start + 1, …`.
 
         Args:
@@ -73,9 +83,11 @@ class Stepper:
             token_ids: at most as many as fit up to the next multiple of `rows`; none is allowed.
             start: position of the first one.
             block_tables: `(table_blocks,)` block ids by group; blocks out of the window may be -1.
+            arriving: see `GemmaStyle`.
+            leaving: see `GemmaStyle`.
 
         Returns:
-            The most likely next token, the logits `(vocabulary,)` of the last token, and the caches.
+            The most likely next token, the logits `(vocabulary,)` of the last token, the caches, and what leaves.
         """
         first = start % self.rows
         used = slice(first, first + len(token_ids))
@@ -88,7 +100,7 @@ class Stepper:
             name: self._places_of(name, kind, positions, start, start + len(token_ids), block_tables)
             for name, kind in self.attention.items()
         }
-        return self._step(self._weights, tokens, positions, last_row, caches, places)
+        return self._step(self._weights, tokens, positions, last_row, caches, places, dict(arriving), dict(leaving))
 
     def _places_read(self, kind: Attention) -> int:
         """Returns how many blocks a step can read."""

@@ -54,19 +54,19 @@ class MoverLoop:
         self._blocks = blocks
         self._store_plan = plan_store(chunking, {_GROUP: chunks}, {_GROUP: blocks.source}, {_GROUP: held})
         self._load_plan = plan_load(chunking, hit, {_GROUP: blocks.target}, {_GROUP: held})
-        self._mover = Mover(
+        self.mover = Mover(
             chunking, units, self._caches, num_units=held.size, show_progress=False, transfer=case.transfer
         )
-        self.transfer = self._mover.transfer
+        self.transfer = self.mover.transfer
 
     def store(self) -> None:
         """Stores the source blocks; the host pool holds them when it returns."""
-        self._caches, moves = self._mover.store(self._caches, self._store_plan)
+        self._caches, moves = self.mover.store(self._caches, self._store_plan)
         moves.wait()
 
     def load(self) -> None:
         """Loads the target blocks; the caches hold them when it returns."""
-        self._caches, moves = self._mover.load(self._caches, self._load_plan)
+        self._caches, moves = self.mover.load(self._caches, self._load_plan)
         moves.wait()
         jax.block_until_ready(self._caches)
 
@@ -78,7 +78,7 @@ class MoverLoop:
 
     def close(self) -> None:
         """Ends the mover."""
-        self._mover.close()
+        self.mover.close()
 
 
 def check_memory(cases: Sequence[Case]) -> None:

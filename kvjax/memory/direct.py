@@ -81,6 +81,7 @@ class DirectTransport:
     """
 
     name = "direct"
+    memory: HostMemory | None = None
 
     def __init__(
         self,

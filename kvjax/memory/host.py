@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from kvjax.memory.limits import available_memory
 from kvjax.memory.spans import address_of
 from kvjax.observe.progress import progress_bar
 
@@ -21,7 +22,7 @@ class HostMemory:
         show_progress: see `progress_bar`.
 
     Raises:
-        MemoryError: the machine does not have that much.
+        MemoryError: see `check_available`.
     """
 
     def __init__(self, num_units: int, unit_bytes: int, *, show_progress: bool | None = None):
@@ -61,10 +62,17 @@ class HostMemory:
 
 
 def check_available(num_bytes: int) -> None:
-    """Raises a `MemoryError` if the machine does not have so many bytes for a pool."""
-    available = _available_bytes()
-    if available is not None and num_bytes > available:
-        raise MemoryError(f"a host pool of {num_bytes} bytes needs more memory than the {available} bytes available")
+    """Checks that this process can still take so much memory for a pool, as far as the kernel tells.
+
+    Raises:
+        MemoryError: the machine, or a control group of the process, does not have that much.
+    """
+    memory = available_memory()
+    if memory.num_bytes is not None and num_bytes > memory.num_bytes:
+        raise MemoryError(
+            f"a host pool of {num_bytes} bytes needs more memory than the {memory.num_bytes} bytes available "
+            f"{memory.bound}"
+        )
 
 
 def _on_pages(num_bytes: int) -> np.ndarray:
@@ -82,14 +90,3 @@ def _runs(unit_ids: np.ndarray) -> list[tuple[int, int, int]]:
     lows = np.concatenate([[0], cuts])
     highs = np.append(cuts, len(unit_ids))
     return list(zip(lows.tolist(), highs.tolist(), unit_ids[lows].tolist(), strict=True))
-
-
-def _available_bytes() -> int | None:
-    """Memory that this process could still take, as far as the kernel tells."""
-    try:
-        with open("/proc/meminfo", encoding="ascii") as lines:
-            fields = dict(line.split(":", 1) for line in lines)
-    except OSError:
-        return None
-    available = fields.get("MemAvailable", "").split()
-    return int(available[0]) * 1024 if available else None

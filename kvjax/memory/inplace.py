@@ -49,7 +49,7 @@ class InPlaceTransport:
         show_progress: bool | None = None,
     ):
         self._caches = caches
-        self._memory = memory
+        self.memory = memory
         self._padding_bytes = units.padding_bytes
         cached = chunking.layout.cached
         self._rows = {g: _rows_of(caches, chunking, units, g) for g in cached}
@@ -70,12 +70,12 @@ class InPlaceTransport:
         blocks, unit_ids = moves.block_ids[: moves.num_chunks], moves.unit_ids[: moves.num_chunks]
         names = self._caches.group_leaves[moves.group_idx]
         jax.block_until_ready([caches[name] for name in names])
-        self._memory.clear_tails(unit_ids[:, -1], self._padding_bytes[moves.group_idx] or 0)
+        self.memory.clear_tails(unit_ids[:, -1], self._padding_bytes[moves.group_idx] or 0)
         pieces = [
             (rows, _addresses(rows, blocks, held[rows.shard.holders[0]]))
             for rows, held in self._pieces(caches, moves.group_idx)
         ]
-        copy_rows(self._memory.bytes, unit_ids, pieces, to_pool=True)
+        copy_rows(self.memory.bytes, unit_ids, pieces, to_pool=True)
         return []
 
     def load(self, caches: dict[str, jax.Array], moves: GroupMoves) -> list[Any]:
@@ -104,12 +104,12 @@ class InPlaceTransport:
             for rows, held in self._pieces(caches, moves.group_idx)
             for holder in rows.shard.holders
         ]
-        copy_rows(self._memory.bytes, unit_ids, pieces, to_pool=False)
+        copy_rows(self.memory.bytes, unit_ids, pieces, to_pool=False)
         return []
 
     def read(self, group_idx: int, unit_ids: np.ndarray) -> np.ndarray:  # noqa: ARG002  # units say it all
         """Returns a copy of chunks, `uint8` `(num_chunks, units_per_chunk * unit_bytes)`."""
-        return self._memory.read_chunks(unit_ids)
+        return self.memory.read_chunks(unit_ids)
 
     def revive(self) -> bool:
         """Returns false: no program takes the pool along."""

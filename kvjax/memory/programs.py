@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.core import ShapedArray
 from jax.sharding import Sharding
 
 from kvjax.memory.device_parts import DeviceParts
@@ -40,13 +41,27 @@ class Program:
     donate: tuple[int, ...]
     out_shardings: Any
 
-    def jitted(self) -> Any:
-        """The function under `jax.jit`."""
-        return jax.jit(self.function, donate_argnums=self.donate, out_shardings=self.out_shardings)
+    def traced(self) -> Any:
+        """The function, traced for its arguments; it can be lowered for any platform.
+
+        Arrays are typed by the memory that they lie in, as they are when a function is called. JAX takes a
+        `ShapeDtypeStruct` for an array in device memory, whatever its sharding says.
+        """
+        types = jax.tree.map(lambda arg: ShapedArray(arg.shape, arg.dtype, memory_space=_space(arg)), self.args)
+        shardings = jax.tree.map(lambda arg: arg.sharding, self.args)
+        jitted = jax.jit(
+            self.function, in_shardings=shardings, out_shardings=self.out_shardings, donate_argnums=self.donate
+        )
+        return jitted.trace(*types)
 
     def compiled(self) -> Callable[..., Any]:
         """Compiles it. What comes out takes arrays of equivalent shardings, too, and never compiles again."""
-        return self.jitted().lower(*self.args).compile()
+        return self.traced().lower().compile()
+
+
+def _space(struct: jax.ShapeDtypeStruct) -> Any:
+    on_host = struct.sharding is not None and struct.sharding.memory_kind == "pinned_host"
+    return jax.memory.Space.Host if on_host else jax.memory.Space.Device
 
 
 def compile_all(programs: Sequence[Program], *, show_progress: bool | None) -> dict[str, Callable[..., Any]]:
@@ -134,11 +149,12 @@ def pool_programs(caches: RegisteredCaches, units: Units, num_units: int, piece_
 def new_pool_program(caches: RegisteredCaches, units: Units, num_units: int) -> Program:
     """Returns the program that makes a pinned pool, of whatever the memory holds.
 
-    Zeros would be made on the device first: compilers for TPUs take as much device memory for them as the pool has.
+    Zeros would be made on the device first: the compilers take as much device memory for them as the pool has. So would
+    an array that the compiler has to split over devices by itself.
     """
     shape = unit_shape(caches.platform, units.unit_bytes // len(caches.devices))
-    pool = of_each_device(caches, (num_units, *shape), jnp.uint32, caches.on_each_device("pinned_host"))
-    return Program("a pinned pool", lambda: lax.empty(pool.shape, pool.dtype), (), (), pool.sharding)
+    make = on_each_device(lambda: lax.empty((num_units, *shape), jnp.uint32), caches, (), None)
+    return Program("a pinned pool", make, (), (), caches.on_each_device("pinned_host"))
 
 
 def cutting_programs(caches: RegisteredCaches, unit: tuple[int, ...], piece_units: int, bucket: int) -> list[Program]:

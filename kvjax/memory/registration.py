@@ -159,7 +159,9 @@ def registered(layout: CacheLayout, caches: Mapping[str, Any]) -> RegisteredCach
     leaves = {}
     for name, spec in specs.items():
         shape, sharding = tuple(caches[name].shape), caches[name].sharding
-        leaves[name] = RegisteredLeaf(spec, shape, sharding, shards_of(spec, shape, sharding, devices), type(caches[name]))
+        leaves[name] = RegisteredLeaf(
+            spec, shape, sharding, shards_of(spec, shape, sharding, devices), type(caches[name])
+        )
     return RegisteredCaches(
         leaves,
         frozenset(leaf.name for group in layout.groups for leaf in group.leaves) - specs.keys(),

@@ -151,7 +151,7 @@ def row_addresses(start: int, block_rows: np.ndarray, num_layers: int, layer_row
     """
     rows = block_rows.astype(np.int64)[:, None, :] + np.arange(num_layers, dtype=np.int64)[:, None] * layer_rows
     addresses = np.where(block_rows[:, None, :] >= 0, rows * row_bytes + start, -1)
-    return addresses.reshape(len(block_rows), -1)
+    return addresses.reshape(len(block_rows), num_layers * block_rows.shape[1])
 
 
 def _cut(first: int, num_rows: int, row_bytes: int, unit_bytes: int) -> _Cuts:

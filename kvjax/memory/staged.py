@@ -12,6 +12,7 @@ anything later.
 from collections import deque
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
 
 import jax
 import numpy as np
@@ -58,7 +59,7 @@ class StagedTransport:
     ):
         self.most_staged_units = 0
         self._caches = caches
-        self._memory = memory
+        self.memory = memory
         self._parts = {g: DeviceParts(caches, chunking, units, g) for g in chunking.layout.cached}
         self._most_units = staging_units
         largest = max(parts.units_per_chunk for parts in self._parts.values())
@@ -120,7 +121,7 @@ class StagedTransport:
             staged = self._make_room(group, parts)
             rows = np.empty((len(parts), staged, *self._unit_shape), WORD)
             for part, staging in zip(parts, rows, strict=True):
-                group.fill(self._memory, unit_ids, part, staging.reshape(staged, -1))
+                group.fill(self.memory, unit_ids, part, staging.reshape(staged, -1))
             ids, counts = self._ids(group, parts, absent=-1)
             array = jax.device_put(jax.device_put(rows.reshape(-1, *self._unit_shape), self._host), self._device)
             leaves = tuple(caches[name] for name in names)
@@ -136,7 +137,7 @@ class StagedTransport:
 
     def read(self, group_idx: int, unit_ids: np.ndarray) -> np.ndarray:  # noqa: ARG002  # units say it all
         """Returns a copy of chunks, `uint8` `(num_chunks, units_per_chunk * unit_bytes)`."""
-        return self._memory.read_chunks(unit_ids)
+        return self.memory.read_chunks(unit_ids)
 
     def revive(self) -> bool:
         """Returns false: no program takes the pool along."""
@@ -151,7 +152,7 @@ class StagedTransport:
         for part, device in zip(parts, self._caches.devices, strict=True):
             if part.num_chunks:
                 packed = np.asarray(held[device])
-                group.keep(self._memory, unit_ids, part, packed.reshape(len(packed), -1))
+                group.keep(self.memory, unit_ids, part, packed.reshape(len(packed), -1))
 
     def _pieces(self, moves: GroupMoves) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         step = self._max_chunks(moves.group_idx)
@@ -190,9 +191,9 @@ class StagedTransport:
         return jax.device_put(np.zeros((num_units, *self._unit_shape), WORD), self._device)
 
 
-def ended(part: "Future[None] | jax.Array") -> bool:
-    """True if a move is over, well or not."""
-    return part.done() if isinstance(part, Future) else part.is_ready()  # pyright: ignore[reportAttributeAccessIssue]
+def ended(part: Any) -> bool:
+    """True if a move, a future or an array, is over, well or not."""
+    return part.done() if isinstance(part, Future) else part.is_ready()
 
 
 def _buckets(staging_units: int) -> tuple[int, ...]:

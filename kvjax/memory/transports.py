@@ -40,6 +40,11 @@ class Transport(Protocol):
     name: str
     most_staged_units: int
 
+    @property
+    def memory(self) -> HostMemory | None:
+        """The pool, if it is in the process's own memory."""
+        ...
+
     def store(self, caches: Mapping[str, jax.Array], moves: GroupMoves) -> Iterable[Any]:
         """Moves chunks from the caches to the pool."""
         ...

@@ -8,10 +8,16 @@ from jax import Array
 from jax.typing import ArrayLike
 
 from pallas_kernels import _checks
-from pallas_kernels.block_copy import reference
+from pallas_kernels.block_copy import mosaic_gpu, mosaic_tpu, reference
 from pallas_kernels.dispatch import dispatch
 
-IMPLEMENTATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType({"reference": reference.block_copy})
+IMPLEMENTATIONS: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {
+        "mosaic_tpu": mosaic_tpu.block_copy,
+        "mosaic_gpu": mosaic_gpu.block_copy,
+        "reference": reference.block_copy,
+    }
+)
 
 
 def block_copy(

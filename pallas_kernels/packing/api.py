@@ -9,11 +9,15 @@ from jax.typing import ArrayLike
 
 from pallas_kernels import _checks
 from pallas_kernels.dispatch import dispatch
-from pallas_kernels.packing import reference
+from pallas_kernels.packing import mosaic_gpu, mosaic_tpu, reference
 from pallas_kernels.packing.chunk_shape import chunk_shape
 
-PACK: Mapping[str, Callable[..., Any]] = MappingProxyType({"reference": reference.pack})
-UNPACK: Mapping[str, Callable[..., Any]] = MappingProxyType({"reference": reference.unpack})
+PACK: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"mosaic_tpu": mosaic_tpu.pack, "mosaic_gpu": mosaic_gpu.pack, "reference": reference.pack}
+)
+UNPACK: Mapping[str, Callable[..., Any]] = MappingProxyType(
+    {"mosaic_tpu": mosaic_tpu.unpack, "mosaic_gpu": mosaic_gpu.unpack, "reference": reference.unpack}
+)
 
 _IDS = ("max_chunks", "blocks_per_chunk")
 
@@ -46,7 +50,7 @@ def pack(
             shapes, dtypes and numbers of blocks may differ.
         block_ids: int32 `(max_chunks, blocks_per_chunk)`, the blocks of each chunk.
         count: number of chunks, an integer scalar; it is usually traced.
-        staging: uint32 `(units, unit_words)`.
+        staging: uint32 `(units, *unit_shape)`; a unit's words are in C order.
         units_per_chunk: units of one chunk; `None` divides the staging evenly among `max_chunks` chunks.
         stacked: for each leaf, whether its first dimension counts layers; `None` is no leaf.
         platform: platform the program is made for; `None` is the default backend.
@@ -85,7 +89,7 @@ def unpack(
     out of range and for ids from row `count` on see `pack`.
 
     Args:
-        staging: uint32 `(units, unit_words)`, as `pack` fills it; it is only read.
+        staging: uint32 `(units, *unit_shape)`, as `pack` fills it; it is only read.
         leaves: see `pack`.
         block_ids: see `pack`; -1 is nowhere.
         count: see `pack`.

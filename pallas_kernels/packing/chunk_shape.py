@@ -27,6 +27,7 @@ class ChunkShape:
         num_blocks: blocks of one layer of each leaf.
         rows_per_chunk: rows that each leaf gives to a chunk, layers × blocks_per_chunk.
         row_bytes: bytes of one row of each leaf.
+        block_shapes: shape of one block of each leaf.
     """
 
     blocks_per_chunk: int
@@ -34,6 +35,7 @@ class ChunkShape:
     num_blocks: tuple[int, ...]
     rows_per_chunk: tuple[int, ...]
     row_bytes: tuple[int, ...]
+    block_shapes: tuple[tuple[int, ...], ...]
 
     @property
     def leaf_bytes(self) -> tuple[int, ...]:
@@ -63,6 +65,14 @@ class ChunkShape:
             places.setdefault(rows, []).append(place)
         return places
 
+    @property
+    def leaves_by_ids(self) -> list[list[int]]:
+        """Places of the leaves, those with equally many layers and equally many blocks together."""
+        places: dict[tuple[int, int], list[int]] = {}
+        for place, key in enumerate(zip(self.rows_per_chunk, self.num_blocks, strict=True)):
+            places.setdefault(key, []).append(place)
+        return list(places.values())
+
 
 def chunk_shape(
     leaves: tuple[Any, ...],
@@ -88,7 +98,7 @@ def chunk_shape(
     if len(stacked) != len(leaves):
         raise ValueError(f"`stacked` must have one entry per leaf, got {len(stacked)} for {len(leaves)} leaves")
     max_chunks, blocks_per_chunk = block_ids.shape
-    num_blocks, rows_per_chunk, row_bytes = [], [], []
+    num_blocks, rows_per_chunk, row_bytes, block_shapes = [], [], [], []
     for i, (leaf, has_layers) in enumerate(zip(leaves, stacked, strict=True)):
         leading = 2 if has_layers else 1
         if leaf.ndim < leading or 0 in leaf.shape:
@@ -96,24 +106,31 @@ def chunk_shape(
             raise ValueError(f"`leaves[{i}]` must have shape {expected} without a zero, got shape {tuple(leaf.shape)}")
         num_blocks.append(leaf.shape[leading - 1])
         rows_per_chunk.append((leaf.shape[0] if has_layers else 1) * blocks_per_chunk)
-        row_bytes.append(math.prod(leaf.shape[leading:]) * leaf.dtype.itemsize)
+        block_shapes.append(tuple(leaf.shape[leading:]))
+        row_bytes.append(math.prod(block_shapes[-1]) * leaf.dtype.itemsize)
     units = _units_per_chunk(staging, max_chunks, units_per_chunk)
+    unit_words = math.prod(staging.shape[1:])
     shape = ChunkShape(
-        blocks_per_chunk, units * staging.shape[1], tuple(num_blocks), tuple(rows_per_chunk), tuple(row_bytes)
+        blocks_per_chunk,
+        units * unit_words,
+        tuple(num_blocks),
+        tuple(rows_per_chunk),
+        tuple(row_bytes),
+        tuple(block_shapes),
     )
     if shape.chunk_words * WORD_BYTES < shape.chunk_bytes:
         raise ValueError(
             f"`staging` must hold {shape.chunk_bytes} bytes per chunk, got {units} units of "
-            f"{staging.shape[1] * WORD_BYTES} bytes per chunk"
+            f"{unit_words * WORD_BYTES} bytes per chunk"
         )
     return shape
 
 
 def _units_per_chunk(staging: Any, max_chunks: int, units_per_chunk: int | None) -> int:
     _checks.array("staging", staging)
-    if staging.dtype != jnp.uint32 or staging.ndim != 2 or 0 in staging.shape:
+    if staging.dtype != jnp.uint32 or staging.ndim < 2 or 0 in staging.shape:
         raise ValueError(
-            f"`staging` must be uint32 of shape (units, unit_words) without a zero, got {_checks.describe(staging)}"
+            f"`staging` must be uint32 of shape (units, *unit_shape) without a zero, got {_checks.describe(staging)}"
         )
     num_units = staging.shape[0]
     if units_per_chunk is None:

@@ -106,7 +106,7 @@ def test_the_bytes_of_a_chunk_do_not_depend_on_how_the_caches_are_split(split, t
         mover, chunking, units, caches = make(LAYOUT, how, transfer=transfer)
         moves = some_moves(chunking, units, np.random.default_rng(4))
         everything = np.arange(NUM_UNITS, dtype=np.int32)[:, None]
-        mover._transport._memory.bytes[:] = 0xAB  # stale bytes, which padding must not keep
+        mover._transport.memory.bytes[:] = 0xAB  # stale bytes, which padding must not keep
         mover.store(caches, StorePlan(moves, 0))[1].wait()
         held.append(mover.read_chunks(0, everything))
         sizes = sum(units.units_per_chunk[move.group_idx] * move.num_chunks for move in moves)

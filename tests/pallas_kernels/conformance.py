@@ -247,6 +247,16 @@ class PackingConformance:
         for actual, expected in zip(updated, leaves, strict=True):
             assert_same_bits(actual, expected)
 
+    @pytest.mark.parametrize("case", ["words", "odd"])
+    def test_the_words_of_a_unit_may_have_any_shape(self, case: str):
+        leaves, stacked, staging, units = self.arrays(case, 13)
+        ids, shape = self.ids(5, 3), (len(staging), 2, 2, self.unit_words // 4)
+        packed = self.pack([*map(on_device, leaves)], ids, 3, on_device(staging.reshape(shape)), stacked=stacked)
+        assert_same_bits(packed, oracle.pack(leaves, stacked, ids, 3, staging, units).reshape(shape))
+        updated = self.unpack(packed, [*map(on_device, leaves)], ids, 3, stacked=stacked)
+        for actual, expected in zip(updated, leaves, strict=True):
+            assert_same_bits(actual, expected)
+
     def test_every_bit_pattern_is_kept(self):
         narrow = [name for name in self.dtypes if name in NARROW]
         leaves = [every_pattern(name, 8) for name in narrow] + [signalling_nans()]

@@ -51,7 +51,10 @@ BLOCK_COPY_MISTAKES = [
     ({"count": 1.0}, "`count` must be an integer scalar, got 1.0"),
     ({"count": True}, "`count` must be an integer scalar, got True"),
     ({"count": np.float32(1)}, "`count` must be an integer scalar, got float32 of shape ()"),
-    ({"implementation": "fast"}, "`implementation` of `block_copy` must be one of `reference`, got 'fast'"),
+    (
+        {"implementation": "fast"},
+        "`implementation` of `block_copy` must be one of `mosaic_tpu`, `mosaic_gpu`, `reference`, got 'fast'",
+    ),
 ]
 
 PACKING_MISTAKES = [
@@ -80,11 +83,11 @@ PACKING_MISTAKES = [
     ({"staging": [1]}, "`staging` must be an array, got list"),
     (
         {"staging": zeros(6, 16)},
-        "`staging` must be uint32 of shape (units, unit_words) without a zero, got float32 of shape (6, 16)",
+        "`staging` must be uint32 of shape (units, *unit_shape) without a zero, got float32 of shape (6, 16)",
     ),
     (
-        {"staging": zeros(6, 16, 1, dtype=np.uint32)},
-        "`staging` must be uint32 of shape (units, unit_words) without a zero, got uint32 of shape (6, 16, 1)",
+        {"staging": zeros(96, dtype=np.uint32)},
+        "`staging` must be uint32 of shape (units, *unit_shape) without a zero, got uint32 of shape (96,)",
     ),
     (
         {"staging": zeros(7, 16, dtype=np.uint32)},
@@ -120,8 +123,8 @@ def test_pack_and_unpack_name_the_mistake(operation: Any, mistake: dict[str, Any
 
 @pytest.mark.parametrize("operation", [pack, unpack])
 def test_pack_and_unpack_name_an_unknown_implementation(operation: Any):
-    name = operation.__name__
-    with pytest.raises(ValueError, match=f"`implementation` of `{name}` must be one of `reference`, got 'fast'"):
+    names = "`mosaic_tpu`, `mosaic_gpu`, `reference`"
+    with pytest.raises(ValueError, match=f"`implementation` of `{operation.__name__}` must be one of {names}, got"):
         operation(**PACKING, implementation="fast")
 
 

@@ -1,0 +1,295 @@
+"""Compiles the kernels for one TPU and prints, as JSON, what each compiled program does.
+
+Run as `python -m tests.aot.tpu_kernels TARGET`, see `tests.aot.tpu.run_child`.
+"""
+
+import json
+import math
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import pallas_kernels
+from tests.aot.compiled import Program
+from tests.aot.tpu import AXIS, abstract, compile_for_tpu, mesh_of
+
+GIB = 2**30
+UNIT_SHAPE = (64, 256)
+UNIT_BYTES = 4 * math.prod(UNIT_SHAPE)
+STAGING_UNITS = 1024
+POOL_UNITS = {"1 GiB": 16384, "4 GiB": 65536}
+BLOCKS_PER_CHUNK = 2
+NUM_IDS = 256
+TPU = {"platform": "tpu", "implementation": "mosaic_tpu"}
+COPY = partial(pallas_kernels.block_copy, **TPU)
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf as a serving stack lays it out.
+
+    Args:
+        block_shape: of one block.
+        dtype: of the elements.
+        heads: dimension of the block that is split over a mesh; `None` if the leaf is replicated.
+        layers: layers of a stacked leaf; `None` if it is not.
+    """
+
+    block_shape: tuple[int, ...]
+    dtype: str
+    heads: int | None = None
+    layers: int | None = None
+
+    @property
+    def block_bytes(self) -> int:
+        """Bytes of one block of all layers."""
+        return math.prod(self.block_shape) * jnp.dtype(self.dtype).itemsize * (self.layers or 1)
+
+    def spec(self) -> P:
+        """How the whole leaf is split over a mesh."""
+        leading = [None] if self.layers is None else [None, None]
+        return P(*leading, *(AXIS if dim == self.heads else None for dim in range(len(self.block_shape))))
+
+    def of(self, mesh: Mesh, num_blocks: int) -> jax.ShapeDtypeStruct:
+        """The whole leaf, to compile for."""
+        leading = (num_blocks,) if self.layers is None else (self.layers, num_blocks)
+        return abstract(mesh, (*leading, *self.block_shape), jnp.dtype(self.dtype), *self.spec())
+
+
+# RPA v3 is `(tokens, 2 * heads / p, p, head_dim)` with p = 32 / bits, for 8 heads; with heads of 64, K and V share
+# 128 lanes. MLA is `(tokens / p, p, 640)`, the same on each device.
+GROUPS: dict[str, tuple[Leaf, ...]] = {
+    "RPA v3, bf16": (Leaf((64, 8, 2, 128), "bfloat16", heads=1),) * 2,
+    "RPA v3, f32": (Leaf((64, 16, 1, 128), "float32", heads=1),) * 2,
+    "RPA v3, fp8": (Leaf((64, 4, 4, 128), "float8_e4m3fn", heads=1),) * 2,
+    "RPA v3, heads of 64": (Leaf((64, 4, 2, 128), "bfloat16", heads=1),) * 2,
+    "RPA v3, heads of 256, fp8 e5m2": (Leaf((16, 4, 4, 256), "float8_e5m2", heads=1),) * 2,
+    "RPA v3, stacked layers": (Leaf((16, 8, 2, 128), "bfloat16", heads=1, layers=4),),
+    "MLA, bf16": (Leaf((32, 2, 640), "bfloat16"),) * 2,
+    "MLA, fp8": (Leaf((16, 4, 640), "float8_e4m3fn"),) * 2,
+    "recurrent, f32 and bf16": (Leaf((32, 128, 128), "float32", heads=0), Leaf((3, 8192), "bfloat16", heads=1)),
+    "int8 and its f32 scales": (Leaf((64, 8, 4, 128), "int8", heads=1), Leaf((8, 8, 128), "float32", heads=0)),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """A compiled program and what it was given, on each device.
+
+    Args:
+        donated_bytes: donated bytes in device memory.
+        host_donated_bytes: donated bytes in host memory.
+        leaf_bytes: the smallest cache leaf, or the pool.
+        staging_bytes: bytes that move at most.
+        program: what came out.
+    """
+
+    donated_bytes: int
+    host_donated_bytes: int
+    leaf_bytes: int
+    staging_bytes: int
+    program: Program
+
+    def to_json(self) -> dict[str, Any]:
+        """The case as a JSON object."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> "Case":
+        """The inverse of `to_json`."""
+        return cls(**{**data, "program": Program.from_json(data["program"])})
+
+
+def bytes_on_one(array: jax.ShapeDtypeStruct) -> int:
+    """Bytes of an array's shard."""
+    assert array.sharding is not None
+    return math.prod(array.sharding.shard_shape(array.shape)) * jnp.dtype(array.dtype).itemsize
+
+
+def blocks_of(group: tuple[Leaf, ...], cache_bytes: int) -> int:
+    """Blocks of a cache, a whole number of tiles of 8, so that a leaf in any layout is its elements and no padding."""
+    return cache_bytes // sum(leaf.block_bytes for leaf in group) // 8 * 8
+
+
+def per_device(mesh: Mesh, function: Callable[..., Any], args: Any, result: Any) -> Callable[..., Any]:
+    """The function on each device's shards; on a mesh of one device, the function."""
+    if mesh.size == 1:
+        return function
+    specs = jax.tree.map(lambda array: array.sharding.spec, (args, result))
+    return jax.shard_map(function, mesh=mesh, in_specs=specs[0], out_specs=specs[1], check_vma=False)
+
+
+def compiled_case(
+    mesh: Mesh,
+    function: Callable[..., Any],
+    args: tuple[Any, ...],
+    donated: int,
+    leaf_bytes: int,
+    staging_bytes: int,
+    *,
+    donate: bool = True,
+) -> Case:
+    """Compiles a function whose result is like its argument `donated`."""
+    result = args[donated]
+    shardings = jax.tree.map(lambda array: array.sharding, result)
+    program = compile_for_tpu(
+        per_device(mesh, function, args, result),
+        *args,
+        donate_argnums=(donated,) if donate else (),
+        out_shardings=shardings,
+    )
+    sizes = {"device": 0, "pinned_host": 0}
+    for array in jax.tree.leaves(result):
+        sizes[array.sharding.memory_kind] += bytes_on_one(array)
+    return Case(sizes["device"], sizes["pinned_host"], leaf_bytes, staging_bytes, program)
+
+
+def packing_case(unpacks: bool, group: tuple[Leaf, ...], cache_bytes: int, mesh: Mesh) -> Case:
+    """`pack` or `unpack` of one group; each device has a staging of its own."""
+    num_blocks = blocks_of(group, cache_bytes)
+    leaves = tuple(leaf.of(mesh, num_blocks) for leaf in group)
+    block_bytes = [bytes_on_one(leaf) // num_blocks for leaf in leaves]
+    per_chunk = -(-BLOCKS_PER_CHUNK * sum(block_bytes) // UNIT_BYTES)
+    ids = abstract(mesh, (STAGING_UNITS // per_chunk, BLOCKS_PER_CHUNK), jnp.int32)
+    count = abstract(mesh, (), jnp.int32)
+    staging = abstract(mesh, (STAGING_UNITS * mesh.size, *UNIT_SHAPE), jnp.uint32, AXIS)
+    static = {"units_per_chunk": per_chunk, "stacked": tuple(leaf.layers is not None for leaf in group)} | TPU
+    bounds = (num_blocks * min(block_bytes), STAGING_UNITS * UNIT_BYTES)
+    if unpacks:
+        unpack = partial(pallas_kernels.unpack, **static)
+        return compiled_case(mesh, unpack, (staging, leaves, ids, count), 1, *bounds)
+    pack = partial(pallas_kernels.pack, **static)
+    return compiled_case(mesh, pack, (leaves, ids, count, staging), 3, *bounds)
+
+
+def copy_case(group: tuple[Leaf, ...], cache_bytes: int, mesh: Mesh, *, donate: bool = True) -> Case:
+    """`block_copy` from a few blocks to a cache."""
+    num_blocks = blocks_of(group, cache_bytes)
+    src, dst = (tuple(leaf.of(mesh, n) for leaf in group) for n in (NUM_IDS, num_blocks))
+    ids, count = abstract(mesh, (NUM_IDS,), jnp.int32), abstract(mesh, (), jnp.int32)
+    bounds = (min(map(bytes_on_one, dst)), sum(map(bytes_on_one, src)))
+    return compiled_case(mesh, COPY, (src, ids, dst, ids, count), 2, *bounds, donate=donate)
+
+
+def copy_within_case(group: tuple[Leaf, ...], cache_bytes: int, mesh: Mesh) -> Case:
+    """`block_copy` from a cache to itself."""
+    num_blocks = blocks_of(group, cache_bytes)
+    cache = tuple(leaf.of(mesh, num_blocks) for leaf in group)
+    ids, count = abstract(mesh, (NUM_IDS,), jnp.int32), abstract(mesh, (), jnp.int32)
+    leaf_bytes = [bytes_on_one(leaf) for leaf in cache]
+    bounds = (min(leaf_bytes), sum(leaf_bytes) // num_blocks * NUM_IDS)
+
+    def copy_within(cache: Any, src_ids: Any, dst_ids: Any, count: Any) -> Any:
+        return COPY(cache, src_ids, cache, dst_ids, count)
+
+    return compiled_case(mesh, copy_within, (cache, ids, ids, count), 0, *bounds)
+
+
+def host_case(loads: bool, pool_units: int, mesh: Mesh) -> Case:
+    """`block_copy` between the staging and the host pool; each device has units of its own."""
+    staging = abstract(mesh, (STAGING_UNITS * mesh.size, *UNIT_SHAPE), jnp.uint32, AXIS)
+    pool = abstract(mesh, (pool_units * mesh.size, *UNIT_SHAPE), jnp.uint32, AXIS, kind="pinned_host")
+    ids, count = abstract(mesh, (STAGING_UNITS,), jnp.int32), abstract(mesh, (), jnp.int32)
+    src, dst = (pool, staging) if loads else (staging, pool)
+    bounds = (bytes_on_one(pool), bytes_on_one(staging))
+    return compiled_case(mesh, COPY, ((src,), ids, (dst,), ids, count), 2, *bounds)
+
+
+def mixed_case(mesh: Mesh) -> Case:
+    """`block_copy` of several leaves between device and host memory, and within the device."""
+    few, many = ((n, *UNIT_SHAPE) for n in (NUM_IDS, POOL_UNITS["1 GiB"]))
+    device, host = (abstract(mesh, many, jnp.uint32, kind=kind) for kind in ("device", "pinned_host"))
+    staging = abstract(mesh, few, jnp.uint32)
+    ids, count = abstract(mesh, (NUM_IDS,), jnp.int32), abstract(mesh, (), jnp.int32)
+    src, dst = (staging, host, staging, host, staging), (host, device, device, device, host)
+    return compiled_case(mesh, COPY, (src, ids, dst, ids, count), 2, bytes_on_one(host), bytes_on_one(staging))
+
+
+def read_after_copy_case(group: tuple[Leaf, ...], cache_bytes: int, mesh: Mesh) -> Case:
+    """A mistake: the cache as it was before the copy is read after it, so that it has to be kept."""
+    num_blocks = blocks_of(group, cache_bytes)
+    src, dst = (tuple(leaf.of(mesh, n) for leaf in group) for n in (NUM_IDS, num_blocks))
+    ids, count = abstract(mesh, (NUM_IDS,), jnp.int32), abstract(mesh, (), jnp.int32)
+    bounds = (min(map(bytes_on_one, dst)), sum(map(bytes_on_one, src)))
+
+    def copy_twice(src: Any, ids: Any, dst: Any, count: Any) -> Any:
+        return COPY(COPY(src, ids, dst, ids, count), ids, dst, ids[::-1], count)
+
+    return compiled_case(mesh, copy_twice, (src, ids, dst, count), 2, *bounds)
+
+
+SMALL, LARGE = GIB, 8 * GIB
+PLAIN = {name: group for name, group in GROUPS.items() if all(leaf.layers is None for leaf in group)}
+ON_A_MESH = ("RPA v3, bf16", "RPA v3, fp8", "MLA, bf16", "recurrent, f32 and bf16")
+BF16 = GROUPS["RPA v3, bf16"]
+
+# Name of the case: devices, and what compiles it.
+CASES: dict[str, tuple[int, Callable[[Mesh], Case]]] = {
+    **{
+        f"{name}, pool of {size}, {n} devices": (n, partial(host_case, loads, units))
+        for n in (1, 4)
+        for size, units in POOL_UNITS.items()
+        for name, loads in (("store", False), ("load", True))
+    },
+    **{
+        f"{name}, {group}, {n} devices": (n, partial(case, PLAIN[group], LARGE))
+        for n, groups in ((1, PLAIN), (4, ON_A_MESH))
+        for group in groups
+        for name, case in (("copy", copy_case), ("copy within", copy_within_case))
+    },
+    **{
+        f"{name}, {group}, {n} devices": (n, partial(packing_case, unpacks, GROUPS[group], LARGE))
+        for n, groups in ((1, GROUPS), (4, ON_A_MESH))
+        for group in groups
+        for name, unpacks in (("pack", False), ("unpack", True))
+    },
+    "copy, leaves in both memories": (1, mixed_case),
+    "copy, small cache": (1, partial(copy_case, BF16, SMALL)),
+    "copy within, small cache": (1, partial(copy_within_case, BF16, SMALL)),
+    "pack, small cache": (1, partial(packing_case, False, BF16, SMALL)),
+    "unpack, small cache": (1, partial(packing_case, True, BF16, SMALL)),
+}
+MISTAKES: dict[str, tuple[int, Callable[[Mesh], Case]]] = {
+    "nothing donated": (1, partial(copy_case, BF16, SMALL, donate=False)),
+    "read after the copy": (1, partial(read_after_copy_case, BF16, SMALL)),
+}
+
+
+# Leaves of every kind of padding: `(128, 2, rows, lanes)`.
+LEAVES = [
+    jax.ShapeDtypeStruct((128, 2, rows, lanes), jnp.dtype(dtype))
+    for dtype in ("float32", "bfloat16", "uint16", "float8_e4m3fn", "int8")
+    for rows in (1, 2, 3, 4, 5, 6, 8, 12, 16, 20, 24, 32, 40)
+    for lanes in (64, 128, 192, 256, 640)
+]
+
+
+def row_major(target: str) -> list[bool]:
+    """For each of `LEAVES`, whether the compiler keeps it in row-major order."""
+    mesh = mesh_of(target)
+    leaves = [abstract(mesh, leaf.shape, leaf.dtype) for leaf in LEAVES]
+    lowered = jax.jit(lambda *_: 0, keep_unused=True).trace(*leaves).lower(lowering_platforms=("tpu",))
+    layouts = [array.layout.major_to_minor for array in lowered.compile().input_formats[0]]
+    return [layout == tuple(range(len(layout))) for layout in layouts]
+
+
+def report(target: str) -> dict[str, Any]:
+    """Every case of a target, by name, as JSON; of one that does not compile, the compiler's words."""
+    found: dict[str, Any] = {"row major": row_major(target)}
+    for name, (num_devices, compile_case) in (CASES | MISTAKES).items():
+        try:
+            found[name] = compile_case(mesh_of(target, num_devices)).to_json()
+        except jax.errors.JaxRuntimeError as refusal:
+            found[name] = str(refusal)[:2000]
+    return found
+
+
+if __name__ == "__main__":
+    print(json.dumps(report(sys.argv[1])))
