@@ -5,11 +5,12 @@ import numpy as np
 import pytest
 from gemma_style.blocks import NULL_BLOCK, BlockPool
 from gemma_style.engine import Engine, PoolTooSmallError, Turn
-from gemma_style.hooks import NoOffload, Offload
+from gemma_style.hooks import FusedOffload, NoOffload, Offload
 from gemma_style.presets import FULL, LOCAL, Attention, ModelShape, Preset
 from gemma_style.stepper import Stepper
 
 import kvjax
+from kvjax.fused.steps import FusedSteps
 
 TOY = Preset(
     query_heads=2,
@@ -135,7 +136,7 @@ def test_how_a_prompt_is_cut_into_steps_changes_no_bit(stepper: Stepper):
         caches = stepper.new_caches({group: len(table) for group, table in tables.items()})
         logits = None
         for start, stop in zip([0, *cuts], [*cuts, len(tokens)], strict=True):
-            _, logits, caches = stepper(caches, tokens[start:stop], start, tables)
+            _, logits, caches, _ = stepper(caches, tokens[start:stop], start, tables)
         return np.asarray(logits)
 
     steps = list(range(ROWS, len(tokens), ROWS))
@@ -185,12 +186,14 @@ def test_a_pool_notices_a_lost_block_and_a_second_owner():
     assert pool.take() is None
 
 
-def test_a_served_turn_compiles_nothing(stepper: Stepper, compilations: list[str]):
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_served_turn_compiles_nothing(stepper: Stepper, compilations: list[str], fused: bool):
     """A load returns caches of the kind that the step was compiled for."""
     engine = Engine(stepper, SMALL)
-    with offloader_of(engine) as offloader:
-        engine.warm_up()
+    with offloader_of(engine) as offloader, FusedSteps(offloader) as steps:
+        hook = FusedOffload(offloader, steps) if fused else Offload(offloader)
+        engine.warm_up(hook)
         compilations.clear()
-        turns = serve(engine, Offload(offloader))
+        turns = serve(engine, hook)
         assert compilations == []
     assert sum(turn.restored_tokens for turn in turns) > 0

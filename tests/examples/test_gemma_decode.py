@@ -47,6 +47,20 @@ def run_json(capsys: pytest.CaptureFixture[str], *arguments: str) -> dict[str, A
     return json.loads(out)
 
 
+@pytest.mark.parametrize(("preset", "dtype"), [("gemma-3-270m", "float32"), ("gemma-4-12B", "bfloat16")])
+def test_fused_steps_move_the_same_blocks_and_change_no_token(
+    preset: str, dtype: str, capsys: pytest.CaptureFixture[str]
+):
+    options = ("--preset", preset, "--cache-dtype", dtype)
+    plain, fused = run_json(capsys, *options), run_json(capsys, *options, "--fused")
+    assert (plain["fused"], fused["fused"]) == (False, True)
+    assert fused["tokens_identical"] is True
+    assert fused["tokens_digest"] == plain["tokens_digest"]
+    assert fused["bytes_loaded"] == plain["bytes_loaded"] > 0
+    assert fused["bytes_stored"] == plain["bytes_stored"] > 0
+    assert fused["restored_tokens"] == plain["restored_tokens"] > 0
+
+
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("preset", list(GEOMETRY))
 def test_tokens_are_equal_in_all_modes(preset: str, dtype: str, capsys: pytest.CaptureFixture[str]):
