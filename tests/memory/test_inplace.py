@@ -96,7 +96,8 @@ def test_what_was_computed_from_a_cache_before_a_load_does_not_see_the_load():
         assert np.asarray(caches["x"])[:, 0, 0].tolist() == [100, *[1] * 7]
 
 
-def test_a_store_reads_the_update_that_precedes_it():
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+def test_a_store_reads_the_update_that_precedes_it(transfer):
     """150 of 150 rounds stored stale bytes in an engine whose copy did not wait for the write."""
 
     @jax.jit
@@ -105,7 +106,7 @@ def test_a_store_reads_the_update_that_precedes_it():
         return cache.at[:].set(value + (slow[0, 0] * 0).astype(jnp.uint32))
 
     caches = {"x": filled(0)}
-    mover = mover_for(caches)
+    mover = mover_for(caches, transfer=transfer)
     for value in range(150):
         caches = {"x": write(caches["x"], np.uint32(value))}
         caches, stored = mover.store(caches, StorePlan(moves_of([3, 4]), 0))
@@ -114,10 +115,11 @@ def test_a_store_reads_the_update_that_precedes_it():
         assert (mover.read_chunks(0, np.array([[0], [1]])).view(np.uint32) == value).all()
 
 
-def test_a_load_is_not_undone_by_a_write_that_was_pending_before_it():
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+def test_a_load_is_not_undone_by_a_write_that_was_pending_before_it(transfer):
     write = jax.jit(lambda cache, value: cache.at[:].set(value), donate_argnums=0)
     caches = {"x": filled(9)}
-    mover = mover_for(caches)
+    mover = mover_for(caches, transfer=transfer)
     caches = store(mover, caches, [0])
     for value in range(100):
         caches = {"x": write(caches["x"], np.uint32(value))}
