@@ -26,7 +26,7 @@ takes, and the limits of memory; where one is likely to bite, a warning says wha
 taken stores and loads a few chunks of random bytes, and every byte is compared.
 
 With --host-bytes it also checks that a pool of one process can be that large and, with a GEOMETRY, that it holds a
-chunk of every group. The exit code is 0 if some transport works and the budget fits, else 1."""
+chunk of every group. The exit code is 0 if what "auto" takes works and the budget fits, else 1."""
 
 
 def add_parser(commands: Any) -> None:
@@ -58,7 +58,7 @@ def add_parser(commands: Any) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Prints what was found; returns 0 if some transport works and the budget, if any, fits, else 1.
+    """Prints what was found; returns 0 if the transport that `"auto"` takes works and the budget, if any, fits, else 1.
 
     Raises:
         ValueError: bad input, or JAX cannot start the backend that it was told to take.
@@ -75,11 +75,11 @@ def run(args: argparse.Namespace) -> int:
         probe = probe_of(devices[0])
         done(1)
         transports = describe_transports(probe, test=not args.no_test, done=done)
-    taken = next(transport["transfer"] for transport in transports if transport["auto"])
+    taken = next(transport for transport in transports if transport["auto"])
     limits = describe_limits(probe.platform)
     budget = None
     if args.host_bytes is not None:
-        budget = describe_budget(args.host_bytes, cut, probe.platform, probe.granule_bytes, taken)
+        budget = describe_budget(args.host_bytes, cut, probe.platform, probe.granule_bytes, taken["transfer"])
     document = {
         "platform": probe.platform,
         "devices": describe_devices(devices),
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
         ],
     }
     _show(document, as_json=args.json)
-    return 0 if any(map(works, transports)) and (budget is None or budget["fits"]) else 1
+    return 0 if works(taken) and (budget is None or budget["fits"]) else 1
 
 
 def _chunking(args: argparse.Namespace) -> Chunking | None:
