@@ -175,7 +175,11 @@ def test_a_step_that_was_abandoned_leaves_no_trace():
         engine.steps.abandon(step)
     with pytest.raises(ValueError, match="`step` must not be ended twice"):
         engine.steps.end(step, engine.caches, {})
-    (stored,) = engine.step("a", tables, NUM_TOKENS, checkpoint=True)
+    step = engine.steps.begin(engine.caches, "a", tables, NUM_TOKENS, checkpoint=True)
+    caches, rows = engine.run(step.caches, step.arriving, step.leaving)
+    engine.caches, (stored,) = engine.steps.end(step, caches, rows)
+    with pytest.raises(ValueError, match="`step` must not be ended twice"):
+        engine.steps.end(step, engine.caches, rows)
     assert engine.offloader.wait(stored).ok
     hit = engine.offloader.lookup("c", [*tokens, 1]).hit_tokens
     assert hit
@@ -184,6 +188,24 @@ def test_a_step_that_was_abandoned_leaves_no_trace():
     engine.offloader.check_integrity()
     assert engine.offloader.lookup("d", [*tokens, 1]).hit_tokens == hit
     engine.close()
+
+
+def test_a_step_stores_the_bytes_that_a_store_does_padding_too():
+    held = []
+    for fused_steps in (False, True):
+        engine = Engine(layouts.HYBRID)
+        tables = tables_for(engine, 1)
+        engine.offloader.mover.host_memory.bytes[:] = 0xAB
+        engine.offloader.lookup("a", prompt(1))
+        if fused_steps:
+            engine.step("a", tables, NUM_TOKENS, checkpoint=True)
+        else:
+            engine.caches, _ = engine.offloader.store(engine.caches, "a", tables, NUM_TOKENS, checkpoint=True)
+        engine.offloader.wait()
+        held.append(engine.offloader.mover.host_memory.bytes.copy())
+        assert sum(count or 0 for count in engine.offloader.ledger.units.padding_bytes) > 0
+        engine.close()
+    assert np.array_equal(*held)
 
 
 def test_rows_that_do_not_fit_are_refused_and_the_step_stays_open():

@@ -164,6 +164,35 @@ def test_donated_caches_are_refused():
     mover.close()
 
 
+def test_caches_unlike_the_registered_ones_are_refused():
+    mover, _, _, caches = make(layouts.UNIFORM)
+    for other, text in [
+        (caches["full.k"].astype("float16"), r"leaf 'full.k' must be of bfloat16, got float16"),
+        (caches["full.k"][:5], r"leaf 'full.k' must have shape \(12, 4, 3\) as registered, got \(5, 4, 3\)"),
+        (jax.device_put(caches["full.k"], jax.devices()[1]), r"leaf 'full.k' must have the sharding it was registered"),
+        (np.asarray(caches["full.k"]), r"leaf 'full.k' must be a JAX array, got ndarray"),
+    ]:
+        with pytest.raises(ValueError, match=text):
+            mover.store(caches | {"full.k": other}, StorePlan((), 0))
+    mover.close()
+
+
+def test_a_staging_that_died_with_a_program_is_made_anew():
+    mover, chunking, units, caches = make(layouts.GEMMA, transfer="pinned")
+    moves = moves_of(chunking, units, np.random.default_rng(1))
+    before = {leaf: as_bytes(array) for leaf, array in caches.items()}
+    for staging in mover._transport._stagings:
+        staging.delete()
+    caches, transfer = mover.store(caches, StorePlan(moves, 0))
+    transfer.wait()
+    for staging in mover._transport._stagings:
+        staging.delete()
+    caches, transfer = mover.load(caches, LoadPlan(moves, 0))
+    transfer.wait()
+    assert all(np.array_equal(as_bytes(array), before[leaf]) for leaf, array in caches.items())
+    mover.close()
+
+
 def test_caches_in_host_memory_or_on_two_devices_are_refused():
     layout = CacheLayout([GroupSpec("a", FullAttention(), 2, (LeafSpec("x", (2, 3), np.float32),))])
     device = jax.devices()[0]

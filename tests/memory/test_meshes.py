@@ -102,8 +102,8 @@ def check_round_trip(mover, chunking, units, caches):
 def test_the_bytes_of_a_chunk_do_not_depend_on_how_the_caches_are_split(split, transfer):
     """A rank of a tensor-parallel engine kept a latent twice, and rows of other bytes than one device has."""
     held = []
-    for how in ("one device", split):
-        mover, chunking, units, caches = make(LAYOUT, how, transfer=transfer)
+    for how, by in (("one device", "staged"), (split, transfer)):
+        mover, chunking, units, caches = make(LAYOUT, how, transfer=by)
         moves = some_moves(chunking, units, np.random.default_rng(4))
         everything = np.arange(NUM_UNITS, dtype=np.int32)[:, None]
         mover._transport.memory.bytes[:] = 0xAB  # stale bytes, which padding must not keep
