@@ -199,8 +199,8 @@ class Offloader:
         ranks: Sequence[Restorable] = (),
     ) -> Lookup:
         """Registers a request and finds the longest prefix that can be restored; see `Ledger.lookup`."""
-        self._check_open()
-        self._see_ended()
+        self.check_open()
+        self.see_ended()
         return self.ledger.lookup(
             request_id,
             token_ids,
@@ -232,13 +232,14 @@ class Offloader:
             ValueError: an unknown request or one without a hit to load, tables that do not fit, or caches
                 unlike the registered ones. Then nothing changed.
         """
-        self._check_open()
+        self.check_open()
         self.mover.caches.check(caches)
         load = self.ledger.prepare_load(request_id, block_tables, num_blocks=self._num_blocks)
         try:
             caches, transfer = self.mover.load(caches, load.plan)
         except BaseException:
             self.ledger.complete_load(load, ok=False)
+            self._revive()
             raise
         return caches, self.issued(request_id, "load", load, transfer)
 
@@ -251,12 +252,12 @@ class Offloader:
         num_tokens: int | None = None,
     ) -> None:
         """Adds accepted tokens to a request; see `Ledger.extend`."""
-        self._check_open()
+        self.check_open()
         self.ledger.extend(request_id, token_ids, hashes=hashes, num_tokens=num_tokens)
 
     def next_cut(self, request_id: Hashable, position: int) -> int | None:
         """Returns where a request must end a step so that its states can be stored; see `Ledger.next_cut`."""
-        self._check_open()
+        self.check_open()
         return self.ledger.next_cut(request_id, position)
 
     def store(
@@ -287,9 +288,9 @@ class Offloader:
             ValueError: an unknown request, `num_tokens` beyond its tokens, tables that do not fit, or
                 caches unlike the registered ones. Then nothing changed.
         """
-        self._check_open()
+        self.check_open()
         self.mover.caches.check(caches)
-        self._see_ended()
+        self.see_ended()
         store = self.ledger.prepare_store(
             request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._num_blocks
         )
@@ -297,6 +298,7 @@ class Offloader:
             caches, transfer = self.mover.store(caches, store.plan)
         except BaseException:
             self.ledger.complete_store(store, ok=False)
+            self._revive()
             raise
         return caches, self.issued(request_id, "store", store, transfer)
 
@@ -306,15 +308,15 @@ class Offloader:
         Raises:
             ValueError: the request is unknown or was finished before.
         """
-        self._check_open()
+        self.check_open()
         self.ledger.finish(request_id)
 
     # --- jobs -----------------------------------------------------------------------------------------
 
     def poll(self) -> list[JobResult]:
         """Returns the results of jobs that ended, each once, without waiting."""
-        self._check_open()
-        self._see_ended()
+        self.check_open()
+        self.see_ended()
         told, self._ended = self._ended, []
         return told
 
@@ -336,7 +338,7 @@ class Offloader:
         Raises:
             ValueError: the job is not one of this offloader.
         """
-        self._check_open()
+        self.check_open()
         if job is None:
             for open_job in list(self._jobs.values()):
                 self._end(open_job)
@@ -371,12 +373,12 @@ class Offloader:
         Returns:
             How many chunks were held.
         """
-        self._check_open()
+        self.check_open()
         return self.ledger.invalidate(namespace)
 
     def stats(self) -> Stats:
         """Returns what was done so far and what is held."""
-        self._see_ended()
+        self.see_ended()
         counts, pool = self.ledger.counts, self.ledger.pool
         return Stats(
             budget_bytes=self._host_bytes,
@@ -423,17 +425,25 @@ class Offloader:
 
     # --- parts ----------------------------------------------------------------------------------------
 
-    def _check_open(self) -> None:
+    def check_open(self) -> None:
+        """Raises a `ValueError` if the offloader was closed."""
         if self._closed:
             raise ValueError("an offloader must not be used after `close`")
 
-    def _see_ended(self) -> None:
+    def see_ended(self) -> None:
+        """Completes the jobs that ended, without waiting; `poll` tells of them."""
         for job in list(self._jobs.values()):
             if job.transfer.done():
                 self._end(job)
 
+    def _revive(self) -> None:
+        """A pool that died with a program is made anew, and holds nothing."""
+        if self.mover.revive():
+            self.ledger.invalidate()
+
     def _end(self, job: Job) -> None:
         error = ""
+        del self._jobs[job.job_id]
         try:
             job.transfer.wait()
         except Exception as failure:  # noqa: BLE001  # the edge of a job: whatever went wrong fails it
@@ -445,9 +455,8 @@ class Offloader:
             valid_tokens = work.device_tokens if error else work.hit_tokens
         else:
             self.ledger.complete_store(work, ok=not error)
-        if error and self.mover.revive():
-            self.ledger.invalidate()
-        del self._jobs[job.job_id]
+        if error:
+            self._revive()
         job.result = JobResult(
             job_id=job.job_id,
             request_id=job.request_id,

@@ -333,7 +333,7 @@ def test_no_bucket_is_large_enough():
 
 
 def test_rows_belong_in_host_memory_split_as_the_cache_is():
-    mesh = Mesh(np.array(jax.devices()[:1]), ("model",))
+    mesh = Mesh(np.array(jax.devices()[:2]), ("model",))
 
     def cache(*spec):
         return jax.ShapeDtypeStruct((8, 4, 2), jnp.float32, sharding=NamedSharding(mesh, P(*spec)))
@@ -349,3 +349,22 @@ def test_rows_belong_in_host_memory_split_as_the_cache_is():
         fused.rows_sharding(cache("model"))
     with pytest.raises(ValueError, match="`cache` must have a NamedSharding or lie on a single device, got None"):
         fused.rows_sharding(jax.ShapeDtypeStruct((8, 4), jnp.float32))
+
+
+def test_explicit_axes_are_refused_with_the_way_out():
+    """`jax.make_mesh` gives them by default; JAX's own error was about an update that the user never wrote."""
+    mesh = jax.make_mesh((8,), ("m",))
+    cache = jax.device_put(jnp.zeros((4, 8)), NamedSharding(mesh, P(None, "m")))
+    with pytest.raises(
+        ValueError, match=r"`cache` must be on a mesh of `Auto` axes, or within `jax.sharding.auto_axes`"
+    ):
+        jax.jit(lambda cache: fused.collect(cache, np.array([1, 2], np.int32)))(cache)
+
+
+def test_rows_of_a_cache_may_be_split_over_axes_of_one_device():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]).reshape(1, 2), ("data", "model"))
+    struct = jax.ShapeDtypeStruct((4, 6, 8), jnp.float32, sharding=NamedSharding(mesh, P("data", None, "model")))
+    assert fused.rows_sharding(struct).spec == P(None, None, None, "model")
+    over_blocks = jax.ShapeDtypeStruct((4, 6), jnp.float32, sharding=NamedSharding(mesh, P("model")))
+    with pytest.raises(ValueError, match="`cache` must not be split over its layers or blocks"):
+        fused.rows_sharding(over_blocks)

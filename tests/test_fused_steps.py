@@ -6,7 +6,7 @@ import pytest
 
 import kvjax
 from kvjax import fused
-from kvjax.fused.steps import FusedSteps
+from kvjax.fused import FusedSteps
 from kvjax.memory.direct import DirectTransport
 from tests.support import layouts
 from tests.support.toy_engine import as_bytes, make_caches, stack
@@ -259,4 +259,50 @@ def test_a_pinned_pool_is_refused():
     )
     with pytest.raises(ValueError, match=r"`offloader` must have been made with `transfer='staged'`"):
         FusedSteps(engine.offloader)
+    engine.close()
+
+
+def test_steps_of_others_and_closed_ones_are_refused():
+    one, other = Engine(layouts.GEMMA), Engine(layouts.GEMMA)
+    for engine in (one, other):
+        engine.offloader.lookup("a", prompt(1))
+    step = one.steps.begin(one.caches, "a", tables_for(one, 1), NUM_TOKENS, checkpoint=True)
+    caches, rows = one.run(step.caches, step.arriving, step.leaving)
+    before = other.offloader.mover.host_memory.bytes.copy()
+    for refused in (other.steps.abandon, lambda step: other.steps.end(step, caches, rows)):
+        with pytest.raises(ValueError, match="`step` must be one that `begin` of these fused steps returned"):
+            refused(step)
+    assert np.array_equal(other.offloader.mover.host_memory.bytes, before)
+    one.steps.close()
+    for refused in (
+        lambda: one.steps.end(step, caches, rows),
+        lambda: one.steps.begin(caches, "a", tables_for(one, 1), NUM_TOKENS),
+    ):
+        with pytest.raises(ValueError, match="fused steps must not be used after `close`"):
+            refused()
+    one.steps.abandon(step)
+    one.offloader.finish("a")
+    assert one.offloader.stats().bytes_held == 0
+    one.close()
+    with pytest.raises(ValueError, match="an offloader must not be used after `close`"):
+        one.steps.begin(caches, "a", tables_for(one, 1), NUM_TOKENS)
+    other.close()
+
+
+@pytest.mark.parametrize("rows", [None, 3, {}, {"full": {}}, {"full": {"full.k": [], "full.v": []}}, {"full": None}])
+def test_rows_of_the_wrong_kind_are_refused_in_one_sentence(rows):
+    engine = Engine(layouts.GEMMA)
+    engine.offloader.lookup("a", prompt(1))
+    step = engine.steps.begin(engine.caches, "a", tables_for(engine, 1), NUM_TOKENS, checkpoint=True)
+    with pytest.raises(ValueError, match=r"^`rows` [^\n]*, got [^\n]+$"):
+        engine.steps.end(step, engine.caches, rows)
+    engine.steps.abandon(step)
+    engine.close()
+
+
+@pytest.mark.parametrize("buckets", [None, 5, "08"])
+def test_buckets_must_be_a_sequence(buckets):
+    engine = Engine(layouts.UNIFORM)
+    with pytest.raises(ValueError, match=r"`leaving_buckets` must be a list or tuple of numbers of blocks, got "):
+        FusedSteps(engine.offloader, leaving_buckets=buckets)
     engine.close()

@@ -7,7 +7,7 @@ import jax
 import numpy as np
 
 import kvjax
-from kvjax.fused.steps import FusedSteps
+from kvjax.fused import FusedSteps
 
 from .model import Caches
 from .presets import Attention

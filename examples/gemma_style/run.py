@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import kvjax
-from kvjax.fused.steps import FusedSteps
+from kvjax.fused import FusedSteps
 from kvjax.packing import GRANULE_BYTES, cut_into_units, unit_bytes
 
 from .conversations import cut, read_text

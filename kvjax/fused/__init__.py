@@ -31,7 +31,9 @@ A step over layers that share a block table (one step and one program for every 
 
 How compilers schedule it, read off programs compiled for TPU and CUDA: a fetch starts layers ahead of its restore and
 is waited for just before it; a collect starts after its layer's write and runs beside the layers that follow, up to
-its `settle` (without which they all run at the step's end).
+its `settle` (without which they all run at the step's end). XLA:GPU waits for fetches too early unless each is tied to
+the layer ahead: there, fetch layer `i + 1` in layer `i`, at a place tied to what that layer takes, by
+`x, place = jax.lax.optimization_barrier((x, jnp.int32(i + 1)))`.
 
 Under `lax.scan` over layers, with stacked caches `(layers, num_blocks, *block_shape)` in the carry: pass `layer` to
 `restore` and `collect`; close over the arriving rows, fetch the next layer's in the body and carry them; the scanned
@@ -45,6 +47,8 @@ from kvjax.fused.host import bucket_of as bucket_of
 from kvjax.fused.host import make_arriving as make_arriving
 from kvjax.fused.host import pad_ids as pad_ids
 from kvjax.fused.host import rows_sharding as rows_sharding
+from kvjax.fused.steps import FusedSteps as FusedSteps
+from kvjax.fused.steps import Step as Step
 from kvjax.fused.transfers import Arriving as Arriving
 from kvjax.fused.transfers import Fetched as Fetched
 from kvjax.fused.transfers import collect as collect

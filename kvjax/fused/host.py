@@ -1,5 +1,6 @@
 """What the caller of a jitted step prepares on the host: buckets, checked ids, rows in host memory."""
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -84,10 +85,16 @@ def rows_sharding(cache: Any, *, stacked: bool = False, arriving: bool = True) -
         raise ValueError(f"`cache` must have a NamedSharding or lie on a single device, got {sharding}")
     lead = 2 if stacked else 1
     spec = tuple(sharding.spec)
-    if any(axis is not None for axis in spec[:lead]):
+    if any(_parts(sharding, axes) > 1 for axes in spec[:lead]):
         raise ValueError(f"`cache` must not be split over its layers or blocks, got {sharding.spec}")
     whole = (None, None) if arriving else (None,)
     return NamedSharding(sharding.mesh, PartitionSpec(*whole, *spec[lead:]), memory_kind=_HOST)
+
+
+def _parts(sharding: NamedSharding, axes: Any) -> int:
+    """Into how many parts the axes of a mesh split a dimension."""
+    names = () if axes is None else (axes,) if isinstance(axes, str) else tuple(axes)
+    return math.prod(sharding.mesh.shape[name] for name in names)
 
 
 def make_arriving(rows: Any, block_ids: Any, *, bucket: int, num_blocks: int, sharding: Any) -> Arriving:

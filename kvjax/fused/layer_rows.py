@@ -67,11 +67,11 @@ class LayerRows:
                 raise ValueError(f"`rows` of group {group_name!r} must hold leaf {name!r}, got {_names(rows)}")
             arrays = list(rows[name]) if isinstance(rows[name], (list, tuple)) else [rows[name]]
             layers, shape = leaf.spec.layers or 1, (bucket, *leaf.spec.block_shape)
-            fits = [array.shape for array in arrays] in ([shape] * layers, [(layers, *shape)])
+            fits = [getattr(array, "shape", None) for array in arrays] in ([shape] * layers, [(layers, *shape)])
             if not fits or any(array.dtype.itemsize != leaf.spec.dtype.itemsize for array in arrays):
                 raise ValueError(
                     f"`rows` of leaf {name!r} must be {layers} layers of {leaf.spec.dtype.name}{list(shape)}, as "
-                    f"`collect` returns them, got {', '.join(f'{a.dtype.name}{list(a.shape)}' for a in arrays)}"
+                    f"`collect` returns them, got {', '.join(map(_described, arrays)) or 'none'}"
                 )
             found[name] = arrays
         return found
@@ -101,4 +101,8 @@ def rows_of(moves: GroupMoves) -> np.ndarray:
 
 
 def _names(rows: Any) -> str:
-    return ", ".join(map(repr, rows)) if isinstance(rows, dict) else type(rows).__name__
+    return (", ".join(map(repr, rows)) or "none") if isinstance(rows, dict) else type(rows).__name__
+
+
+def _described(array: Any) -> str:
+    return f"{array.dtype.name}{list(array.shape)}" if hasattr(array, "dtype") else type(array).__name__

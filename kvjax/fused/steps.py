@@ -35,17 +35,19 @@ class Step:
         store: what leaves.
         loaded: a load too large for the buckets, which was issued on its own.
         rides: whether what is stored leaves in the step; otherwise it is too large for the buckets.
+        owner: the `FusedSteps` that it belongs to.
         is_open: whether it was neither ended nor abandoned.
     """
 
-    caches: dict[str, jax.Array]
-    arriving: ByGroup
-    leaving: ByGroup
+    caches: dict[str, jax.Array] = field(repr=False)
+    arriving: ByGroup = field(repr=False)
+    leaving: ByGroup = field(repr=False)
     request_id: Hashable
     load: Load | None = field(repr=False)
     store: Store = field(repr=False)
     loaded: Transfer | None = field(repr=False)
     rides: bool
+    owner: "FusedSteps" = field(repr=False)
     is_open: bool = True
 
 
@@ -92,6 +94,7 @@ class FusedSteps:
             for name, leaf in mover.caches.leaves.items()
         }
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="kvjax-fused")
+        self._closed = False
 
     def begin(
         self,
@@ -120,7 +123,9 @@ class FusedSteps:
             ValueError: see `Offloader.load` and `Offloader.store`. Then nothing changed.
         """
         offloader = self._offloader
+        self._check_not_closed()
         offloader.mover.caches.check(caches)
+        offloader.see_ended()
         loading = offloader.ledger.prepare_load(request_id, block_tables, num_blocks=self._by_name()) if load else None
         store = None
         try:
@@ -139,7 +144,7 @@ class FusedSteps:
             self._roll_back(loading, store)
             raise
         rides = leaving_bucket is not None
-        return Step(current, arriving, leaving, request_id, loading, store, loaded, rides)
+        return Step(current, arriving, leaving, request_id, loading, store, loaded, rides, self)
 
     def end(self, step: Step, caches: Caches, rows: ByGroup) -> tuple[dict[str, jax.Array], list[Job]]:
         """Takes what the step returned.
@@ -159,6 +164,7 @@ class FusedSteps:
                 registered ones. Then the step is still open.
         """
         offloader = self._offloader
+        self._check_not_closed()
         self._check_open(step)
         offloader.mover.caches.check(caches)
         collected = self._collected(step, rows)
@@ -183,7 +189,8 @@ class FusedSteps:
         return updated, jobs
 
     def abandon(self, step: Step) -> None:
-        """Ends a step that did not run, or failed. Nothing is stored; what it was to restore can be looked up again.
+        """Ends a step that did not run, or failed. Nothing is stored, which counts as a failed job if anything was to
+        be; what it was to restore can be looked up again.
 
         Raises:
             ValueError: the step was ended before.
@@ -217,7 +224,8 @@ class FusedSteps:
         return caches
 
     def close(self) -> None:
-        """Waits for what is leaving, and ends the thread."""
+        """Waits for what is leaving, and ends the thread. A second call does nothing."""
+        self._closed = True
         self._worker.shutdown(wait=True)
 
     def __enter__(self) -> "FusedSteps":
@@ -254,8 +262,9 @@ class FusedSteps:
         collected = []
         for moves in step.store.plan.moves if step.rides else ():
             name = self._names[moves.group_idx]
-            if name not in rows:
-                raise ValueError(f"`rows` must hold group {name!r}, of which blocks leave, got {sorted(rows)}")
+            if not isinstance(rows, Mapping) or name not in rows:
+                got = sorted(map(str, rows)) if isinstance(rows, Mapping) else repr(rows)
+                raise ValueError(f"`rows` must hold group {name!r}, of which blocks leave, got {got}")
             bucket = len(step.leaving[name])
             collected.append((moves, self._rows[moves.group_idx].checked(rows[name], bucket, name)))
         return collected
@@ -284,8 +293,14 @@ class FusedSteps:
         if load is not None:
             self._offloader.ledger.cancel_load(load)
 
-    @staticmethod
-    def _check_open(step: Step) -> None:
+    def _check_not_closed(self) -> None:
+        self._offloader.check_open()
+        if self._closed:
+            raise ValueError("fused steps must not be used after `close`; a step that is open can be abandoned")
+
+    def _check_open(self, step: Step) -> None:
+        if not isinstance(step, Step) or step.owner is not self:
+            raise ValueError(f"`step` must be one that `begin` of these fused steps returned, got {step!r}")
         if not step.is_open:
             raise ValueError("`step` must not be ended twice")
 
@@ -305,6 +320,8 @@ class _Arrived:
 
 
 def _buckets(name: str, buckets: Sequence[int]) -> tuple[int, ...]:
+    if not isinstance(buckets, Sequence) or isinstance(buckets, str):
+        raise ValueError(f"`{name}` must be a list or tuple of numbers of blocks, got {buckets!r}")
     sizes = tuple(sorted(integer(bucket, name, at_least=0) for bucket in buckets))
     if len(set(sizes)) < len(sizes) or 0 not in sizes:
         raise ValueError(f"`{name}` must be distinct numbers of blocks with 0 among them, got {tuple(buckets)}")

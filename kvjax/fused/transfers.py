@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
+from jax.sharding import AxisType
 
 from kvjax._checks import is_int
 from kvjax.fused.blocks import layer_to_device, read_blocks, to_words, write_blocks
@@ -213,6 +214,7 @@ def _check_arriving_rows(rows: Array, bucket: int) -> None:
             f"`arriving.rows` must have shape (layers, {bucket}, *block_shape), as many rows as ids, "
             f"got {_described(rows)}"
         )
+    _check_axes("arriving.rows", rows)
     if not _in_host_memory(rows):
         raise ValueError(f"`arriving.rows` must lie in host memory, got {_described(rows)} in device memory")
 
@@ -223,6 +225,7 @@ def _checked_block_shape(cache: Array, layer: Any) -> tuple[int, ...]:
     dims = "num_blocks" if layer is None else "layers, num_blocks"
     if cache.ndim < lead + 1 or 0 in cache.shape[: lead + 1]:
         raise ValueError(f"`cache` must have shape ({dims}, *block_shape) without a zero, got {_described(cache)}")
+    _check_axes("cache", cache)
     if _in_host_memory(cache):
         raise ValueError(f"`cache` must lie in device memory, got {_described(cache)} in host memory")
     if jax.dtypes.itemsize_bits(cache.dtype) not in (8, 16, 32):
@@ -230,6 +233,15 @@ def _checked_block_shape(cache: Array, layer: Any) -> tuple[int, ...]:
     if layer is not None:
         _check_layer(layer, cache.shape[0], "cache")
     return cache.shape[lead + 1 :]
+
+
+def _check_axes(name: str, array: Array) -> None:
+    """Checks that the compiler, and not the type of an array, says how it is split."""
+    mesh = getattr(jax.typeof(array).sharding, "mesh", None)
+    if mesh is not None and AxisType.Explicit in mesh.axis_types:
+        raise ValueError(
+            f"`{name}` must be on a mesh of `Auto` axes, or within `jax.sharding.auto_axes`, got axes {mesh.axis_types}"
+        )
 
 
 def _check_layer(layer: Any, num_layers: int, name: str) -> None:

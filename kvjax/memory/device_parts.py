@@ -154,6 +154,8 @@ class DeviceParts:
 
 def _blocks_of(name: str, leaves: tuple[RegisteredLeaf, ...], num_devices: int) -> tuple[tuple[int, int], ...]:
     """First block, and the one past the last, that each device holds of all leaves of a group."""
+    if all(shard.num_blocks == leaf.num_blocks for leaf in leaves for shard in leaf.shards):
+        return ((0, min(leaf.num_blocks for leaf in leaves)),) * num_devices
     held: list[set[tuple[int, int]]] = [set() for _ in range(num_devices)]
     for leaf in leaves:
         for shard in leaf.shards:

@@ -94,10 +94,11 @@ class InPlaceTransport:
         blocks, unit_ids = moves.block_ids[: moves.num_chunks], moves.unit_ids[: moves.num_chunks]
         names = self._caches.group_leaves[moves.group_idx]
         given = tuple(caches[name] for name in names)
+        pieces_given = [_pieces_of(array) for array in given]
         renewed = self._renew[moves.group_idx](given)
         caches.update(zip(names, renewed, strict=True))
         jax.block_until_ready(renewed)
-        if any(_share_memory(old, new) for old, new in zip(given, renewed, strict=True)):
+        if any(_share_memory(old, new) for old, new in zip(pieces_given, renewed, strict=True)):
             raise RuntimeError("the CPU backend left a donated cache as it was, so it cannot be written in place")
         pieces = [
             (rows, _addresses(rows, blocks, held[holder]))
@@ -139,7 +140,9 @@ class InPlaceTransport:
 
 def donation_refusal(device: Any) -> str | None:
     """Returns why arrays on a device cannot be written in place, or `None`."""
-    return None if _renews_in_place(device) else "this backend does not use the memory of donated arrays again"
+    if _renews_in_place(device):
+        return None
+    return "this backend, with JAX's options as they are, does not use the memory of donated arrays again"
 
 
 def _renews_in_place(device: Any) -> bool:
@@ -168,12 +171,17 @@ def _renewing(caches: RegisteredCaches, group_idx: int) -> Program:
     return Program(f"renewal of group {group_idx}", lambda given: given, (structs,), (0,), shardings)
 
 
-def _share_memory(old: jax.Array, new: jax.Array) -> bool:
-    """Whether a donated array still lives, over the memory of a new one; where NumPy has a view of it, it lives on."""
-    if old.is_deleted():
-        return False
-    kept = {shard.data.unsafe_buffer_pointer() for shard in old.addressable_shards}
-    return any(shard.data.unsafe_buffer_pointer() in kept for shard in new.addressable_shards)
+def _pieces_of(array: jax.Array) -> list[jax.Array]:
+    return [shard.data for shard in array.addressable_shards]
+
+
+def _share_memory(old: list[jax.Array], new: jax.Array) -> bool:
+    """Whether a piece of a donated array still lives over the memory of the new one.
+
+    Where NumPy has a view of a piece, the piece lives on, and the new array has another one.
+    """
+    kept = {piece.unsafe_buffer_pointer() for piece in old if not piece.is_deleted()}
+    return any(piece.unsafe_buffer_pointer() in kept for piece in _pieces_of(new))
 
 
 def _addresses(rows: ShardRows, block_ids: np.ndarray, held: jax.Array) -> np.ndarray:

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.core import ShapedArray
-from jax.sharding import Sharding
+from jax.sharding import NamedSharding, Sharding
 
 from kvjax.memory.device_parts import DeviceParts
 from kvjax.memory.registration import RegisteredCaches
@@ -45,14 +45,14 @@ class Program:
         """The function, traced for its arguments; it can be lowered for any platform.
 
         Arrays are typed by the memory that they lie in, as they are when a function is called. JAX takes a
-        `ShapeDtypeStruct` for an array in device memory, whatever its sharding says.
+        `ShapeDtypeStruct` on a single device for an array in device memory, whatever its sharding says.
         """
+        options: dict[str, Any] = {"out_shardings": self.out_shardings, "donate_argnums": self.donate}
+        if any(isinstance(arg.sharding, NamedSharding) for arg in jax.tree.leaves(self.args)):
+            return jax.jit(self.function, **options).trace(*self.args)
         types = jax.tree.map(lambda arg: ShapedArray(arg.shape, arg.dtype, memory_space=_space(arg)), self.args)
         shardings = jax.tree.map(lambda arg: arg.sharding, self.args)
-        jitted = jax.jit(
-            self.function, in_shardings=shardings, out_shardings=self.out_shardings, donate_argnums=self.donate
-        )
-        return jitted.trace(*types)
+        return jax.jit(self.function, in_shardings=shardings, **options).trace(*types)
 
     def compiled(self) -> Callable[..., Any]:
         """Compiles it. What comes out takes arrays of equivalent shardings, too, and never compiles again."""

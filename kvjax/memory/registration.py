@@ -121,6 +121,7 @@ class RegisteredCaches:
                 )
             if array.is_deleted():
                 raise ValueError(f"`caches` leaf {name!r} must be a live array, got one that was donated or deleted")
+        _check_distinct({name: caches[name] for name in self.leaves})
 
 
 def register(layout: CacheLayout, caches: Any) -> RegisteredCaches:
@@ -145,6 +146,8 @@ def register(layout: CacheLayout, caches: Any) -> RegisteredCaches:
     _check_names(caches, specs, optional)
     for name, spec in specs.items():
         _check_array(name, caches[name], spec)
+        _check_order(name, caches[name])
+    _check_distinct({name: caches[name] for name in specs})
     return registered(layout, caches)
 
 
@@ -216,6 +219,26 @@ def _check_names(caches: Any, wanted: Mapping[str, Any], optional: frozenset[str
     extra = [name for name in caches if name not in wanted and name not in optional]
     if extra:
         raise ValueError(f"`caches` must hold only the {len(wanted)} leaves of the layout, got also {extra[0]!r}")
+
+
+def _check_distinct(caches: Mapping[str, Any]) -> None:
+    if len({id(array) for array in caches.values()}) == len(caches):
+        return
+    first: dict[int, str] = {}
+    for name, array in caches.items():
+        if id(array) in first:
+            raise ValueError(
+                f"`caches` leaves {first[id(array)]!r} and {name!r} must be different arrays, got one under both names"
+            )
+        first[id(array)] = name
+
+
+def _check_order(name: str, array: Any) -> None:
+    """Checks that an array of the CPU backend lies in memory in C order; elsewhere compilers see to the layout."""
+    layout = array.format.layout
+    ordered = layout is None or tuple(layout.major_to_minor) == tuple(range(array.ndim))
+    if not ordered and next(iter(array.sharding.device_set)).platform == "cpu":
+        raise ValueError(f"`caches` leaf {name!r} must lie in memory in C order, got layout {layout}")
 
 
 def _check_array(name: str, array: Any, spec: LeafSpec) -> None:

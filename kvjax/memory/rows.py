@@ -50,11 +50,11 @@ class ShardRows:
         self._unit_bytes = unit_bytes
         first = offset_bytes + shard.layers[0] * blocks * spec.row_bytes
         self._cuts = _cut(first, shard.num_layers * blocks, spec.row_bytes, unit_bytes)
-        self._whole_shape = (*spec.block_shape[:-1], spec.block_shape[-1] * spec.dtype.itemsize)
         self._box = None
         if not shard.has_whole_blocks(spec):
             *outer, (low, high) = shard.box
             size = spec.dtype.itemsize
+            self._whole_shape = (*spec.block_shape[:-1], spec.block_shape[-1] * size)
             self._box = (*(slice(*span) for span in outer), slice(low * size, high * size))
 
     @property

@@ -3,7 +3,7 @@
 * `"direct"`: blocks reach their units without a copy in between that the host makes. On the CPU backend they are
   copied where they lie; on a GPU or a TPU they are packed on the device and one kernel moves them between the
   staging and the pool, which is pinned memory.
-* `"staged"`: pack, one bulk transfer, and a copy on the host. It works everywhere.
+* `"staged"`: pack, one bulk transfer, and a copy on the host. It works on every backend.
 * `"auto"`: the first of these that can be taken and is known to be no slower. What is passed over is logged.
 """
 

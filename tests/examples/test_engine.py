@@ -10,7 +10,7 @@ from gemma_style.presets import FULL, LOCAL, Attention, ModelShape, Preset
 from gemma_style.stepper import Stepper
 
 import kvjax
-from kvjax.fused.steps import FusedSteps
+from kvjax.fused import FusedSteps
 
 TOY = Preset(
     query_heads=2,

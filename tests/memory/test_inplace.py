@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental.layout import Format, Layout
+from jax.sharding import NamedSharding, PartitionSpec
 
 import kvjax
 from kvjax import CacheLayout, FullAttention, GroupSpec, LeafSpec
@@ -12,6 +14,7 @@ from kvjax.memory.spans import address_of
 from kvjax.mover import Mover
 from kvjax.packing import cut_into_units, unit_bytes
 from kvjax.plan import GroupMoves, LoadPlan, StorePlan
+from tests.support.meshes import mesh_of
 
 BLOCKS = 8
 LAYOUT = CacheLayout([GroupSpec("full", FullAttention(), 4, (LeafSpec("x", (4, 16), np.uint32),))])
@@ -147,18 +150,60 @@ def test_every_bit_pattern_is_kept(dtype):
     assert np.array_equal(np.asarray(caches["x"]).view(np.uint8), expected)
 
 
-def test_a_cache_given_under_two_names_fails_the_load_and_changes_nothing(capfd):
+def test_a_cache_given_under_two_names_is_refused_before_anything_is_donated():
     layout = CacheLayout(
         [GroupSpec("full", FullAttention(), 4, tuple(LeafSpec(name, (4, 16), np.uint32) for name in "xy"))]
     )
-    caches = {"x": filled(1), "y": filled(2)}
-    mover = mover_for(caches, layout)
-    caches = store(mover, caches, [0])
     same = filled(3)
-    _, loaded = mover.load({"x": same, "y": same}, LoadPlan(moves_of([1]), 0))
-    with pytest.raises(jax.errors.JaxRuntimeError, match="donate the same buffer twice"):
-        loaded.wait()
-    capfd.readouterr()  # XLA logs it
+    text = r"`caches` leaves 'x' and 'y' must be different arrays, got one under both names"
+    with pytest.raises(ValueError, match=text):
+        mover_for({"x": same, "y": same}, layout)
+    mover = mover_for({"x": filled(1), "y": filled(2)}, layout)
+    for move in (lambda c: mover.store(c, StorePlan((), 0)), lambda c: mover.load(c, LoadPlan(moves_of([1]), 0))):
+        with pytest.raises(ValueError, match=text):
+            move({"x": same, "y": same})
+    assert not same.is_deleted()
+
+
+def test_caches_that_do_not_lie_in_c_order_are_refused():
+    order = Layout(major_to_minor=(2, 1, 0))
+    turned = jax.device_put(filled(1), Format(order, jax.sharding.SingleDeviceSharding(jax.devices()[0])))
+    with pytest.raises(ValueError, match=r"`caches` leaf 'x' must lie in memory in C order, got layout"):
+        mover_for({"x": turned})
+
+
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+def test_a_block_may_be_one_element(transfer):
+    layout = CacheLayout([GroupSpec("full", FullAttention(), 4, (LeafSpec("x", (), np.uint32),))])
+    caches = {"x": jnp.arange(BLOCKS, dtype=jnp.uint32)}
+    mover = mover_for(caches, layout, transfer=transfer)
+    caches = load(mover, store(mover, caches, [1, 2]), [6, 7])
+    assert np.asarray(caches["x"]).tolist() == [0, 1, 2, 3, 4, 5, 1, 2]
+
+
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+def test_leaves_of_a_group_may_have_other_numbers_of_blocks(transfer):
+    layout = CacheLayout(
+        [GroupSpec("full", FullAttention(), 4, tuple(LeafSpec(name, (4,), np.uint32) for name in "xy"))]
+    )
+    caches = {name: jnp.arange(4 * n, dtype=jnp.uint32).reshape(n, 4) for name, n in (("x", 8), ("y", 11))}
+    mover = mover_for(caches, layout, transfer=transfer)
+    caches = load(mover, store(mover, caches, [1, 2]), [6, 7])
+    assert np.asarray(caches["x"])[:, 0].tolist() == [0, 4, 8, 12, 16, 20, 4, 8]
+    assert np.asarray(caches["y"])[:, 0].tolist() == [0, 4, 8, 12, 16, 20, 4, 8, 32, 36, 40]
+
+
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+def test_meshes_may_have_explicit_axes(transfer):
+    """`jax.make_mesh` gives them by default."""
+    sharding = NamedSharding(jax.make_mesh((8,), ("m",)), PartitionSpec(None, None, "m"))
+    caches = {"x": jax.device_put(np.arange(BLOCKS * 64, dtype=np.uint32).reshape(BLOCKS, 4, 16), sharding)}
+    before = np.array(caches["x"])
+    mover = mover_for(caches, transfer=transfer)
+    caches = load(mover, store(mover, caches, [0, 1]), [6, 7])
+    before[6:] = before[:2]
+    assert np.array_equal(np.array(caches["x"]), before)
+    assert caches["x"].sharding == sharding
 
 
 def test_a_backend_that_does_not_use_donated_memory_again_takes_the_staged_way(monkeypatch, caplog):
@@ -166,8 +211,13 @@ def test_a_backend_that_does_not_use_donated_memory_again_takes_the_staged_way(m
     with caplog.at_level("INFO", "kvjax"):
         mover = mover_for({"x": filled(1)})
     assert mover.transfer == "staged"
-    assert "`transfer` is 'staged', as 'direct' was not taken: this backend does not use the memory" in caplog.text
-    with pytest.raises(ValueError, match=r"`transfer` must not be 'direct' here: this backend does not use the memory"):
+    assert (
+        "`transfer` is 'staged', as 'direct' was not taken: this backend, with JAX's options as they are,"
+        in caplog.text
+    )
+    with pytest.raises(
+        ValueError, match=r"`transfer` must not be 'direct' here: this backend, with JAX's options as they are,"
+    ):
         mover_for({"x": filled(1)}, transfer="direct")
 
 
@@ -187,3 +237,31 @@ def test_an_array_that_outlives_its_donation_is_never_written(monkeypatch):
 def test_unknown_transfers_are_refused(transfer):
     with pytest.raises(ValueError, match=r"`transfer` must be one of 'auto', 'direct', 'staged', got "):
         mover_for({"x": filled(1)}, transfer=transfer)
+
+
+@pytest.mark.parametrize("spec", [(), ("model",), (None, None, "model")])
+@pytest.mark.parametrize("held", ["whole", "first piece", "last piece"])
+def test_views_of_a_piece_never_change_and_keep_nothing_from_being_loaded(spec, held):
+    """XLA hands over the pieces that nobody looks at, and copies the others."""
+    sharding = NamedSharding(mesh_of(8), PartitionSpec(*spec))
+    caches = {"x": jax.device_put(np.full((BLOCKS, 4, 16), 7, np.uint32), sharding)}
+    mover = mover_for(caches)
+    caches = store(mover, caches, [0])
+    caches = {"x": jax.jit(lambda x: x + 1, out_shardings=sharding)(caches["x"])}
+    pieces = [shard.data for shard in caches["x"].addressable_shards]
+    views = {"whole": caches["x"], "first piece": pieces[0], "last piece": pieces[-1]}
+    view = np.asarray(views[held])
+    del pieces, views
+    caches = load(mover, caches, [2])
+    assert (view == 8).all()
+    assert np.array(caches["x"])[:, 0, 0].tolist() == [8, 8, 7, 8, 8, 8, 8, 8]
+
+
+def test_pieces_that_the_caller_holds_are_donated_with_their_array():
+    sharding = NamedSharding(mesh_of(8), PartitionSpec("model"))
+    caches = {"x": jax.jit(lambda: jnp.ones((BLOCKS, 4, 16), jnp.uint32), out_shardings=sharding)()}
+    mover = mover_for(caches)
+    caches = store(mover, caches, [0])
+    addresses = [shard.data.unsafe_buffer_pointer() for shard in caches["x"].addressable_shards]
+    caches = load(mover, caches, [2])
+    assert [shard.data.unsafe_buffer_pointer() for shard in caches["x"].addressable_shards] == addresses

@@ -83,21 +83,29 @@ def step(
     *,
     platform: str | None = None,
     settle_after: int = SETTLE_AFTER,
-    late_fetch: bool = False,
+    fetch_ahead: int | None = None,
 ) -> tuple[Array, list[Cache], list[Cache]]:
     """Returns the activations, the updated caches and the rows that leave, by layer.
 
-    `late_fetch` is a mistake for tests to find: no transfer to the device starts before its layer.
+    With `fetch_ahead`, no transfer to the device starts before so many layers ahead of its own; with 0, which is a
+    mistake for tests to find, none starts before its own.
     """
+
+    def bring(i: int, place: Array) -> fused.Fetched:
+        return fused.fetch(arriving[GROUPS[i % len(GROUPS)]], place, platform=platform)
+
+    ahead = fetch_ahead or 0
+    fetched = [bring(i, jnp.int32(i // len(GROUPS))) for i in range(ahead)]
     updated, leaving = [], []
     for i, weight in enumerate(weights):
         group = GROUPS[i % len(GROUPS)]
         with jax.named_scope(f"layer{i}_"):
-            place = jnp.int32(i // len(GROUPS))
-            if late_fetch:
-                x, place = jax.lax.optimization_barrier((x, place))
-            fetched = fused.fetch(arriving[group], place, platform=platform)
-            x, cache = fused.restore(x, caches[i], fetched, platform=platform)
+            if i + ahead < len(weights):
+                place = jnp.int32((i + ahead) // len(GROUPS))
+                if fetch_ahead is not None:
+                    x, place = jax.lax.optimization_barrier((x, place))
+                fetched.append(bring(i + ahead, place))
+            x, cache = fused.restore(x, caches[i], fetched[i], platform=platform)
             x, cache = layer(sizes, weight, x, positions, cache, group, places[group])
             leaving.append(fused.collect(cache, finished[group], platform=platform))
             if i >= settle_after:
