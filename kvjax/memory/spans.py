@@ -12,7 +12,9 @@ import numpy as np
 
 _LONG_SPAN_BYTES = 2**18  # from here on, a call for each span costs nothing
 _LEAST_ELEMENT_BYTES = 1024  # below, places cost more than calls
+_MIDDLING_SPAN_BYTES = 2**14  # from here on, a call for each span costs less than a second copy
 _LEAST_RUN_BYTES = 2**15
+_LEAST_SPANS_PER_RUN = 8
 _BUFFER_BYTES = 2**18  # stays in the processor's cache
 
 
@@ -39,13 +41,14 @@ def copy_spans(dst: np.ndarray, src: np.ndarray, lengths: np.ndarray) -> None:
     dst, src, lengths = _joined(dst, src, lengths)
     total = int(lengths.sum())
     if total < _LONG_SPAN_BYTES * len(lengths):
-        to, of = _runs(dst, lengths), _runs(src, lengths)
-        few = total // _LEAST_RUN_BYTES
-        if len(to) <= min(few, len(of)) and _copy_to_runs(dst, src, lengths, to):
-            return
-        if len(of) <= few and _copy_from_runs(dst, src, lengths, of):
-            return
-        if _copy_by_buffer(dst, src, lengths):
+        enough = total // _LEAST_RUN_BYTES
+        for by, copy in ((dst, _copy_to_runs), (src, _copy_from_runs)):
+            order = np.argsort(by)  # the order of copies is of no account, as spans do not overlap
+            firsts = _runs(by[order], lengths[order])
+            grouped = len(firsts) <= enough and len(firsts) * _LEAST_SPANS_PER_RUN <= len(lengths)
+            if grouped and copy(dst[order], src[order], lengths[order], firsts):
+                return
+        if total < _MIDDLING_SPAN_BYTES * len(lengths) and _copy_by_buffer(dst, src, lengths):
             return
     _copy_one_by_one(dst, src, lengths)
 
