@@ -1,5 +1,8 @@
 import os
 
+# Where compilers for accelerators are installed, JAX would look for their devices, and say what it does not find.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
 # Tests of meshes need several devices; all others use the first of them.
 _EIGHT_DEVICES = "--xla_force_host_platform_device_count=8"
 if "xla_force_host_platform_device_count" not in os.environ.get("XLA_FLAGS", ""):

@@ -1,7 +1,7 @@
 """Compiles a decoder's step with fused transfers for one accelerator and prints, as JSON, what its schedule does.
 
-Run as `python -m tests.aot.fused_programs TARGET`, see `tests.aot.tpu.run_child`. `TARGET` is one of
-`tests.aot.tpu.TARGETS`, `gpu` or `gpu lowered`.
+Run as `python -m tests.aot.fused_programs TARGET [planted|lowered]`, see `tests.aot.children.Child`. `TARGET` is one of
+`tests.aot.tpu.TARGETS` or `gpu`, which alone can be lowered only.
 """
 
 import json
@@ -29,7 +29,7 @@ SIZES = Sizes(
     heads=8,
     head_dim=128,
     tokens_per_block=16,
-    num_blocks=16384,
+    num_blocks=8192,
     tokens=256,
     read_blocks={"full": 128, "sliding": 16},
     window_tokens=128,
@@ -93,12 +93,17 @@ def arguments(mesh: Mesh, sizes: Sizes, directions: tuple[str, ...] = BOTH) -> t
 
 
 def compiled_step(
-    platform: str, mesh: Mesh, sizes: Sizes, plant: str | None = None, directions: tuple[str, ...] = BOTH
+    platform: str,
+    mesh: Mesh,
+    sizes: Sizes,
+    plant: str | None = None,
+    directions: tuple[str, ...] = BOTH,
+    fetch_ahead: int | None = None,
 ) -> Compiled:
     """Compiles the step, as it is or with one of `PLANTS` in it, and reads the result."""
-    function: Callable[..., Any] = partial(step, sizes, platform=platform)
+    function: Callable[..., Any] = partial(step, sizes, platform=platform, fetch_ahead=fetch_ahead)
     if plant == "late fetch":
-        function = partial(function, late_fetch=True)
+        function = partial(function, fetch_ahead=0)
     if plant == "settled at once":
         function = partial(function, settle_after=0)
     if plant == "an old cache returned":
@@ -153,36 +158,44 @@ def lowered_for_gpu() -> dict[str, int]:
     }
 
 
+def compiled_for(target: str) -> dict[str, Compiled]:
+    """What the tests need of one target."""
+    return compiled_for_gpu() if target == "gpu" else compiled_for_tpu(target)
+
+
 def compiled_for_tpu(target: str) -> dict[str, Compiled]:
-    """What the tests need of one target; the plants for one only."""
+    """What the tests need of one TPU."""
     one, larger = tpu.mesh_of(target), replace(SIZES, num_blocks=2 * SIZES.num_blocks)
-    found = {
+    return {
         "one device": compiled_step("tpu", one, SIZES),
         "twice the blocks": compiled_step("tpu", one, larger),
-        "four devices": compiled_step("tpu", tpu.mesh_of(target, 4), SIZES),
+        "four devices": compiled_step("tpu", tpu.mesh_of(target, 4), larger),
     }
-    plants = PLANTS if target == "v6e:2x2" else ()
-    return found | {plant: compiled_step("tpu", one, SIZES, plant) for plant in plants}
 
 
 def compiled_for_gpu() -> dict[str, Compiled]:
     """What the tests need of an H200."""
     mesh, larger = gpu.mesh_of(1), replace(SIZES, num_blocks=2 * SIZES.num_blocks)
-    found = {
+    return {
         "both ways": compiled_step("gpu", mesh, SIZES),
         "twice the blocks": compiled_step("gpu", mesh, larger),
-        TO_DEVICE: compiled_step("gpu", mesh, SIZES, directions=(TO_DEVICE,)),
+        TO_DEVICE: compiled_step("gpu", mesh, SIZES, directions=(TO_DEVICE,), fetch_ahead=1),
         TO_HOST: compiled_step("gpu", mesh, SIZES, directions=(TO_HOST,)),
     }
-    return found | {plant: compiled_step("gpu", mesh, SIZES, plant) for plant in PLANTS}
 
 
-def main(target: str) -> None:
-    """Prints what a TPU target, `gpu` or `gpu lowered` makes of the step."""
-    if target == "gpu lowered":
+def planted(target: str) -> dict[str, Compiled]:
+    """The step with each of `PLANTS` in it."""
+    platform, mesh = ("gpu", gpu.mesh_of(1)) if target == "gpu" else ("tpu", tpu.mesh_of(target))
+    return {plant: compiled_step(platform, mesh, SIZES, plant) for plant in PLANTS}
+
+
+def main(target: str, what: str = "compiled") -> None:
+    """Prints what a target makes of the step, or of the steps with a plant, or what is lowered for it."""
+    if what == "lowered":
         found: dict[str, Any] = lowered_for_gpu()
     else:
-        compiled = compiled_for_gpu() if target == "gpu" else compiled_for_tpu(target)
+        compiled = planted(target) if what == "planted" else compiled_for(target)
         found = {name: asdict(one) for name, one in compiled.items()}
     print(json.dumps(found))
 

@@ -1,7 +1,7 @@
 """Compiles programs for a CUDA GPU on a machine without one.
 
 Lowering takes plain jaxlib. Compiling to machine code takes the CUDA plugin of jax's version, `ptxas` and
-libdevice. What compiles runs in a child process: a compiler that aborts must not take the tests with it.
+libdevice. What compiles runs as a `tests.aot.children.Child`.
 """
 
 import importlib.util

@@ -1,7 +1,7 @@
 """Lowers or compiles the kernels for a CUDA GPU and prints, as JSON, what each program does.
 
-Run as `python -m tests.aot.gpu_kernels lower|compile|plant NUM_DEVICES`, or `… ptx FOLDER`, see
-`tests.aot.tpu.run_child`.
+Run as `python -m tests.aot.gpu_kernels lower|compile|plant|ptx NUM_DEVICES`, see
+`tests.aot.children.Child`.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import jax
@@ -207,22 +208,21 @@ def planted(mesh: Mesh) -> dict[str, Any]:
     return {name: asdict(facts) for name, facts in found.items()}
 
 
-def ptx(folder: str) -> dict[str, str]:
-    """The PTX of `block_copy` between two bf16 caches of 8 GiB, dumped to a folder."""
-    os.environ |= {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_TO": folder}
-    mesh = mesh_of(1)
+def ptx(mesh: Mesh) -> dict[str, str]:
+    """The PTX of `block_copy` between two bf16 caches of 8 GiB."""
     leaves = (Leaf((64, 8, 2, 128), "bfloat16").of(mesh, 8 * GIB // ROW_BYTES),)
-    compiled(dict(copying_calls(mesh, leaves, leaves))["copy device to pinned_host"], mesh)
-    return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).glob("*.ptx")}
+    with TemporaryDirectory() as folder:
+        os.environ |= {"MOSAIC_GPU_DUMP_PTX": "1", "MOSAIC_GPU_DUMP_TO": folder}
+        compiled(dict(copying_calls(mesh, leaves, leaves))["copy device to pinned_host"], mesh)
+        return {path.name: path.read_text(encoding="utf-8") for path in Path(folder).glob("*.ptx")}
 
 
-def main(mode: str, argument: str) -> None:
+def main(mode: str, num_devices: int) -> None:
+    jax.config.update("jax_num_cpu_devices", num_devices)
+    mesh = mesh_of(num_devices)
     if mode == "ptx":
-        print(json.dumps(ptx(argument)))
-        return
-    jax.config.update("jax_num_cpu_devices", int(argument))
-    mesh = mesh_of(int(argument))
-    if mode == "plant":
+        facts: dict[str, Any] = ptx(mesh)
+    elif mode == "plant":
         facts = planted(mesh)
     elif mode == "lower":
         facts = {name: asdict(lowered(call, mesh)) for name, call in calls(mesh, 8)}
@@ -234,4 +234,4 @@ def main(mode: str, argument: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    main(sys.argv[1], int(sys.argv[2]))

@@ -1,6 +1,6 @@
 """Lowers the programs of the transports for CUDA, or compiles them to sm_90a code, and prints what they do as JSON.
 
-Run as `python -m tests.aot.gpu_transports lower|compile NUM_DEVICES`, see `tests.aot.tpu.run_child`.
+Run as `python -m tests.aot.gpu_transports lower|compile NUM_DEVICES`, see `tests.aot.children.Child`.
 """
 
 import json

@@ -4,14 +4,13 @@ Lowering runs everywhere. Compiling to sm_90a code runs where the compiler is in
 """
 
 import re
-from functools import cache
-from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.aot.children import Child, Children
 from tests.aot.gpu import missing
 from tests.aot.gpu_kernels import ROW_BYTES, Compiled, Lowered
-from tests.aot.tpu import run_child
 
 MODULE = "tests.aot.gpu_kernels"
 SMALL = 16384  # tables of pointers, ids and the count
@@ -19,15 +18,20 @@ VIEWS = {"parameter", "bitcast", "tuple", "get-tuple-element"}
 needs_compiler = pytest.mark.skipif(missing() is not None, reason=str(missing()))
 
 
-@cache
-def lowered(num_devices: int) -> dict[str, Lowered]:
-    facts = run_child(MODULE, "lower", str(num_devices))
-    return {name: Lowered(**(case | {"ops": tuple(case["ops"])})) for name, case in facts.items()}
+LOWERED = [Child(MODULE, ("lower", num_devices)) for num_devices in ("1", "4")]
+COMPILED = [Child(MODULE, ("compile", num_devices)) for num_devices in ("1", "4")]
+PLANTED = Child(MODULE, ("plant", "1"))
+PTX = Child(MODULE, ("ptx", "1"))
 
 
-@cache
-def compiled(mode: str, num_devices: int) -> dict[str, Compiled]:
-    facts = run_child(MODULE, mode, str(num_devices), timeout_s=600)
+@pytest.fixture
+def facts(request: pytest.FixtureRequest, children: Children) -> dict[str, Any]:
+    """What a child printed."""
+    return children.result(request.param)
+
+
+@pytest.fixture
+def compiled(facts: dict[str, Any]) -> dict[str, Compiled]:
     return {name: Compiled.from_json(case) for name, case in facts.items()}
 
 
@@ -46,9 +50,9 @@ def assert_in_place(case: Compiled) -> None:
     assert set(case.large) <= VIEWS | {"custom-call"}
 
 
-@pytest.mark.parametrize("num_devices", [1, 4])
-def test_kernels_are_lowered_in_place_and_without_work_around_them(num_devices: int):
-    cases = dict(lowered(num_devices))
+@pytest.mark.parametrize("facts", LOWERED, indirect=True)
+def test_kernels_are_lowered_in_place_and_without_work_around_them(facts):
+    cases = {name: Lowered(**(case | {"ops": tuple(case["ops"])})) for name, case in facts.items()}
     without_donation = cases.pop("donation dropped")
     assert len(cases) > 80
     for name, case in cases.items():
@@ -67,19 +71,18 @@ def test_kernels_are_lowered_in_place_and_without_work_around_them(num_devices: 
 
 
 @needs_compiler
-@pytest.mark.parametrize("num_devices", [1, 4])
-def test_kernels_are_compiled_in_place_without_copies(num_devices: int):
-    cases = compiled("compile", num_devices)
-    assert len(cases) > 80
-    for name, case in cases.items():
+@pytest.mark.parametrize("facts", COMPILED, indirect=True)
+def test_kernels_are_compiled_in_place_without_copies(compiled):
+    assert len(compiled) > 80
+    for name, case in compiled.items():
         print(name)  # names the case that fails
         assert_in_place(case)
 
 
 @needs_compiler
-def test_temporaries_do_not_grow_with_the_caches():
-    cases = compiled("compile", 1)
-    temporaries = {name: case.program.temp_bytes for name, case in cases.items()}
+@pytest.mark.parametrize("facts", COMPILED[:1], indirect=True)
+def test_temporaries_do_not_grow_with_the_caches(compiled):
+    temporaries = {name: case.program.temp_bytes for name, case in compiled.items()}
     for name, num_bytes in temporaries.items():
         if name.endswith("8 GiB"):
             assert num_bytes <= temporaries[name.removesuffix("8 GiB") + "1 GiB"], name
@@ -87,14 +90,16 @@ def test_temporaries_do_not_grow_with_the_caches():
 
 @needs_compiler
 @pytest.mark.parametrize("mistake", ["donation dropped", "reads what it writes", "touches the cache"])
-def test_a_planted_mistake_is_found(mistake: str):
+@pytest.mark.parametrize("facts", [PLANTED], indirect=True)
+def test_a_planted_mistake_is_found(compiled, mistake):
     with pytest.raises(AssertionError):
-        assert_in_place(compiled("plant", 1)[mistake])
+        assert_in_place(compiled[mistake])
 
 
 @needs_compiler
-def test_blocks_are_found_in_64_bits_and_moved_in_vectors_of_16_bytes(tmp_path: Path):
-    (text,) = run_child(MODULE, "ptx", str(tmp_path)).values()
+@pytest.mark.parametrize("facts", [PTX], indirect=True)
+def test_blocks_are_found_in_64_bits_and_moved_in_vectors_of_16_bytes(facts):
+    (text,) = facts.values()
     assert len(re.findall(rf"mul\.wide\.s32\s+%rd\d+, %r\d+, {ROW_BYTES};", text)) == 2
     assert len(re.findall(r"ld\.global\.v4\.b32", text)) == 8
     assert len(re.findall(r"st\.global\.v4\.b32", text)) == 8

@@ -2,17 +2,25 @@
 
 import pytest
 
+from tests.aot.children import Child, Children
 from tests.aot.compiled import Program
-from tests.aot.tpu import NO_LIBTPU, TARGETS, run_child
+from tests.aot.tpu import NO_LIBTPU, TARGETS
 from tests.aot.transports import Case, faults
 
 pytestmark = pytest.mark.skipif(NO_LIBTPU is not None, reason=NO_LIBTPU or "")
+MODULE = "tests.aot.tpu_transports"
+CHILDREN = [Child(MODULE, (target,)) for target in TARGETS]
+PLANTED = Child(MODULE, (TARGETS[1], "planted"))
 
 
-@pytest.fixture(scope="module", params=TARGETS)
-def cases(request):
-    found = run_child("tests.aot.tpu_transports", request.param, timeout_s=600)
+def cases_of(children: Children, child: Child) -> dict[str, Case]:
+    found = children.result(child)
     return {name: Case(**(case | {"program": Program.from_json(case["program"])})) for name, case in found.items()}
+
+
+@pytest.fixture(scope="module", params=CHILDREN)
+def cases(request, children):
+    return cases_of(children, request.param)
 
 
 def test_every_program_works_in_place_within_bounds(cases):
@@ -59,10 +67,9 @@ def test_temporaries_do_not_grow_with_the_caches(cases):
     assert compared >= 8
 
 
-def test_planted_faults_are_seen():
-    found = run_child("tests.aot.tpu_transports", TARGETS[1], "planted")
-    made = {name: Case(**(case | {"program": Program.from_json(case["program"])})) for name, case in found.items()}
-    assert {name: bool(faults(case)) for name, case in made.items()} == {
+@pytest.mark.parametrize("child", [PLANTED])
+def test_planted_faults_are_seen(children, child):
+    assert {name: bool(faults(case)) for name, case in cases_of(children, child).items()} == {
         "the donation of a cache is dropped": True,
         "the donation of the pool is dropped": True,
         "a cache is copied": True,

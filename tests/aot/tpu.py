@@ -1,16 +1,10 @@
 """Compiles programs for real TPUs on a machine without one, with the compiler that libtpu holds.
 
-What compiles runs in a child process: a compiler that aborts or hangs must not take the tests with it, and
-libtpu has to be told by the environment, before it is loaded, that no TPU is there to ask.
+What compiles runs as a `tests.aot.children.Child`.
 """
 
 import importlib.util
-import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -25,35 +19,6 @@ AXIS = "model"
 NO_LIBTPU = (
     None if importlib.util.find_spec("libtpu") else "libtpu, the TPU compiler, is not installed: `.[aot]` has it"
 )
-
-_ROOT = Path(__file__).parents[2]
-_ENVIRONMENT = {
-    "JAX_PLATFORMS": "cpu",
-    "TPU_SKIP_MDS_QUERY": "1",
-    "TPU_WORKER_HOSTNAMES": "localhost",
-    "ALLOW_MULTIPLE_LIBTPU_LOAD": "1",
-}
-
-
-def run_child(module: str, *args: str, timeout_s: float = 300) -> Any:
-    """Runs `python -m module args`, which compiles, and returns the JSON on the last line that it printed.
-
-    Raises:
-        AssertionError: it failed; the message ends with what it wrote to standard error.
-        subprocess.TimeoutExpired: it took longer than `timeout_s`.
-    """
-    command = [sys.executable, "-m", module, *args]
-    child = subprocess.run(
-        command,
-        cwd=_ROOT,
-        env=os.environ | _ENVIRONMENT,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
-    )
-    assert child.returncode == 0, f"{' '.join(command)} ended with {child.returncode}: {child.stderr[-4000:]}"
-    return json.loads(child.stdout.splitlines()[-1])
 
 
 def mesh_of(target: str, num_devices: int = 1) -> Mesh:

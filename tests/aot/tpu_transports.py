@@ -1,6 +1,6 @@
 """Compiles the programs of the transports for one TPU and prints, as JSON, what each compiled program does.
 
-Run as `python -m tests.aot.tpu_transports TARGET`, see `tests.aot.tpu.run_child`.
+Run as `python -m tests.aot.tpu_transports TARGET`, see `tests.aot.children.Child`.
 """
 
 import json
