@@ -23,6 +23,7 @@ down (`--layers`, `--width`, `--vocabulary`) so that two CPU cores suffice. Tabl
 progress to standard error. Exit code 0: all tokens equal; 1: they differ; 2: bad input.
 """
 
+import os
 import sys
 from collections.abc import Sequence
 
@@ -86,4 +87,8 @@ def _with_progress(options: Options) -> Outcome:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    code = main()
+    if code == INTERRUPTED:
+        sys.stdout.flush()
+        os._exit(code)  # JAX may crash when the interpreter ends while it compiles
+    sys.exit(code)

@@ -48,6 +48,10 @@ _WITH_JAX = {
 
 
 def __getattr__(name: str) -> Any:
+    if name == "fused":
+        from importlib import import_module
+
+        return import_module("kvjax.fused")
     module = _WITH_JAX.get(name)
     if module is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,8 +1,6 @@
 """`python -m kvjax` is the `kvjax` command."""
 
-import sys
-
-from kvjax.cli.main import main
+from kvjax.cli.main import entry
 
 if __name__ == "__main__":
-    sys.exit(main())
+    entry()

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from kvjax.cli.bench_miss_model import TOKENS_PER_BLOCK, VOCABULARY, decode_step, layout_of, new_caches, random_weights
+from kvjax.cli.doctor_probe import local_devices
 from kvjax.observe.progress import progress_bar
 from kvjax.offloader import JobResult, Offloader
 
@@ -27,7 +28,7 @@ class Decoding:
     """
 
     def __init__(self, num_layers: int, width: int, *, prompt_tokens: int, store_tokens: int, max_steps: int):
-        device = jax.devices()[0]
+        device = local_devices([])[0]
         layout = layout_of(num_layers)
         num_blocks = -(-(prompt_tokens + max_steps) // TOKENS_PER_BLOCK)
         self._rng = np.random.default_rng(0)

@@ -30,7 +30,8 @@ group: with 4 leaves, a block of 64 KiB is 4 rows of 16 KiB. The caches hold twi
 random places, are one chunk each, and go to units in shuffled order. A store counts until the host pool holds the
 bytes, a load until the caches do. What was loaded is compared with what was stored, byte by byte, before anything is
 timed. Moves take turns with np.copyto of as many bytes in pieces of 1 MiB ("memcpy") and in one call; every figure is
-a median, and "ratio" is a move's rate over memcpy's.
+a median, and "ratio" is a move's rate over memcpy's. Few bytes mean little: memcpy of what fits the processor's cache
+is faster than any memory.
 
 --vs naive adds the loop that one would write first. Store: `np.asarray(cache[block])` for each block of each leaf,
 then one assignment to the NumPy pool by fancy index. Load: the rows taken from the pool by fancy index, then

@@ -10,6 +10,7 @@ from kvjax.chunking import resolve_chunking
 from kvjax.cli.bench_moves import TOKENS_PER_BLOCK, Case
 from kvjax.cli.bench_moves_blocks import Blocks
 from kvjax.cli.bench_moves_naive import NaiveLoop
+from kvjax.cli.doctor_probe import local_devices
 from kvjax.cli.timing import MemoryCopy, alternating
 from kvjax.coverage import longest_hit
 from kvjax.groups import CacheLayout, FullAttention, GroupSpec, LeafSpec
@@ -104,7 +105,7 @@ def rows_of(case: Case, *, repeats: int, naive: bool) -> Iterator[dict[str, Any]
         ValueError: the transport cannot be taken on this machine.
         RuntimeError: the mover's load brought other bytes than those stored.
     """
-    device = jax.devices()[0]
+    device = local_devices([])[0]
     blocks, copy = Blocks(case), MemoryCopy(case.num_bytes)
     loop = MoverLoop(blocks, device)
     try:

@@ -63,6 +63,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     return code
 
 
+def entry() -> NoReturn:
+    """Runs the command line as a process of its own, and ends that."""
+    code = main()
+    if code == INTERRUPTED and "jax" in sys.modules:
+        os._exit(code)  # JAX may crash when the interpreter ends while it compiles; nothing is left to write
+    sys.exit(code)
+
+
 def _run(argv: Sequence[str] | None) -> int:
     try:
         args = _parser().parse_args(argv)

@@ -126,12 +126,13 @@ class FusedSteps:
         self._check_not_closed()
         offloader.mover.caches.check(caches)
         offloader.see_ended()
-        loading = offloader.ledger.prepare_load(request_id, block_tables, num_blocks=self._by_name()) if load else None
-        store = None
+        store = offloader.ledger.prepare_store(
+            request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._by_name()
+        )
+        loading = None
         try:
-            store = offloader.ledger.prepare_store(
-                request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._by_name()
-            )
+            if load:
+                loading = offloader.ledger.prepare_load(request_id, block_tables, num_blocks=self._by_name())
             moves = loading.plan.moves if loading else ()
             loaded, current = None, dict(caches)
             bucket = self._bucket(moves, self._arriving_buckets)

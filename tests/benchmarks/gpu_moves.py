@@ -185,6 +185,12 @@ def main() -> None:
         run_stage(arguments.stage, arguments.mebibytes << 20, arguments.dry_run)
         return
     environment = os.environ | {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"}
+    asks = [sys.executable, "-c", "import jax; print(jax.default_backend())"]
+    found = subprocess.run(asks, env=environment, capture_output=True, text=True, check=False).stdout.strip()
+    if found != "gpu" and not arguments.dry_run:
+        raise SystemExit(
+            f"gpu_moves needs a GPU, or --dry-run for the CPU; the backend of JAX here is {found or 'none'}"
+        )
     if arguments.dry_run:
         environment["JAX_PLATFORMS"] = "cpu"
     ends = time.monotonic() + BUDGET_S

@@ -451,7 +451,8 @@ def test_a_backend_that_does_not_start_is_bad_input(monkeypatch):
     def failing():
         raise AssertionError
 
-    monkeypatch.setattr(jax, "local_devices", failing)
+    nothing_asked = SimpleNamespace(jax_platforms=None)
+    monkeypatch.setattr(doctor_probe, "jax", SimpleNamespace(local_devices=failing, config=nothing_asked))
     assert refusal("doctor") == (
         "kvjax doctor: error: JAX cannot start the backend: AssertionError; packages for accelerators installed: none"
     )
