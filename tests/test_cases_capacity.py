@@ -161,7 +161,9 @@ def test_twelve_blocks_through_a_staging_of_eight_go_in_several_goes():
     block = layouts.UNIFORM.groups[0].block_bytes
     units = cut_into_units(chunking, unit_bytes(chunking, 4))
     caches = make_caches(layouts.UNIFORM, 24, seed=5)
-    mover = Mover(chunking, units, caches, num_units=200, staging_bytes=8 * block, show_progress=False)
+    mover = Mover(
+        chunking, units, caches, num_units=200, staging_bytes=8 * block, transfer="staged", show_progress=False
+    )
     before = {name: as_bytes(array) for name, array in caches.items()}
     places = np.arange(12, dtype=np.int32)
     held = np.arange(12 * units.units_per_chunk[0], dtype=np.int32).reshape(12, -1)

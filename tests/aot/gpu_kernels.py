@@ -23,8 +23,9 @@ import pallas_kernels
 from pallas_kernels.block_copy import mosaic_gpu as block_copy_gpu
 from tests.aot.compiled import Program
 from tests.aot.gpu import compile_for_gpu, lower_for_gpu, mesh_of
+from tests.aot.groups import GROUPS, Leaf, bytes_on_one
 from tests.aot.tpu import AXIS, abstract
-from tests.aot.tpu_kernels import GROUPS, Leaf, bytes_on_one, per_device
+from tests.aot.tpu_kernels import per_device
 
 GIB = 2**30
 UNIT_WORDS = 16384

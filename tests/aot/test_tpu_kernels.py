@@ -7,12 +7,13 @@ import pytest
 from pallas_kernels._tpu_blocks import fills_tiles
 from tests.aot.children import Child
 from tests.aot.tpu import NO_LIBTPU, TARGETS
-from tests.aot.tpu_kernels import CASES, COMPARED_IN_SIZE, KERNELS, LARGE, LEAVES, POOL_UNITS, SMALL, Case, kernel_case
+from tests.aot.tpu_kernels import CASES, COMPARED_IN_SIZE, LARGE, LEAVES, POOL_UNITS, SMALL, Case, kernel_case
 
 if NO_LIBTPU:
     pytest.skip(NO_LIBTPU, allow_module_level=True)
 
 HBM_AND_HOST = {0, 5}
+OF_KERNELS = 2**20  # bytes of temporaries, such as ids, that do not depend on what moves
 
 
 @pytest.fixture(scope="module", params=[Child("tests.aot.tpu_kernels", (target,)) for target in TARGETS])
@@ -36,7 +37,7 @@ def faults(case: Case) -> list[str]:
     program, found = case.program, []
     if (program.alias_bytes, program.host_alias_bytes) != (case.donated_bytes, case.host_donated_bytes):
         found.append("something donated is not updated in place")
-    if program.temp_bytes > 4 * case.staging_bytes or program.host_temp_bytes:
+    if program.temp_bytes > 4 * case.staging_bytes + OF_KERNELS or program.host_temp_bytes:
         found.append("temporaries are large")
     large = program.copies_of(case.leaf_bytes)
     if any({copy.source.space, copy.target.space} <= HBM_AND_HOST for copy in large):
@@ -49,8 +50,7 @@ def test_what_is_donated_is_updated_in_place_and_nothing_large_is_made(compiled,
     assert faults(case_of(compiled, name)) == []
 
 
-@pytest.mark.parametrize("group", COMPARED_IN_SIZE)
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize(("name", "group"), COMPARED_IN_SIZE)
 def test_temporaries_do_not_grow_with_the_cache(compiled, name, group):
     small, large = (case_of(compiled, kernel_case(name, group, cache_bytes)) for cache_bytes in (SMALL, LARGE))
     assert large.leaf_bytes > 7 * small.leaf_bytes

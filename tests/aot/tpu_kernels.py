@@ -9,15 +9,16 @@ import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
+from itertools import product
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from jax.sharding import PartitionSpec as P
 
 import pallas_kernels
 from tests.aot.compiled import Program
+from tests.aot.groups import GROUPS, RECURRENT, SHORT_CONVOLUTION, Leaf, bytes_on_one
 from tests.aot.tpu import AXIS, abstract, compile_for_tpu, mesh_of
 
 GIB = 2**30
@@ -29,55 +30,6 @@ BLOCKS_PER_CHUNK = 2
 NUM_IDS = 256
 TPU = {"platform": "tpu", "implementation": "mosaic_tpu"}
 COPY = partial(pallas_kernels.block_copy, **TPU)
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """A leaf as a serving stack lays it out.
-
-    Args:
-        block_shape: of one block.
-        dtype: of the elements.
-        heads: dimension of the block that is split over a mesh; `None` if the leaf is replicated.
-        layers: layers of a stacked leaf; `None` if it is not.
-    """
-
-    block_shape: tuple[int, ...]
-    dtype: str
-    heads: int | None = None
-    layers: int | None = None
-
-    @property
-    def block_bytes(self) -> int:
-        """Bytes of one block of all layers."""
-        return math.prod(self.block_shape) * jnp.dtype(self.dtype).itemsize * (self.layers or 1)
-
-    def spec(self) -> P:
-        """How the whole leaf is split over a mesh."""
-        leading = [None] if self.layers is None else [None, None]
-        return P(*leading, *(AXIS if dim == self.heads else None for dim in range(len(self.block_shape))))
-
-    def of(self, mesh: Mesh, num_blocks: int) -> jax.ShapeDtypeStruct:
-        """The whole leaf, to compile for."""
-        leading = (num_blocks,) if self.layers is None else (self.layers, num_blocks)
-        return abstract(mesh, (*leading, *self.block_shape), jnp.dtype(self.dtype), *self.spec())
-
-
-# RPA v3 is `(tokens, 2 * heads / p, p, head_dim)` with p = 32 / bits, for 8 heads; with heads of 64, K and V share
-# 128 lanes. MLA is `(tokens / p, p, 640)`, the same on each device.
-GROUPS: dict[str, tuple[Leaf, ...]] = {
-    "RPA v3, bf16": (Leaf((64, 8, 2, 128), "bfloat16", heads=1),) * 2,
-    "RPA v3, f32": (Leaf((64, 16, 1, 128), "float32", heads=1),) * 2,
-    "RPA v3, fp8": (Leaf((64, 4, 4, 128), "float8_e4m3fn", heads=1),) * 2,
-    "RPA v3, heads of 64": (Leaf((64, 4, 2, 128), "bfloat16", heads=1),) * 2,
-    "RPA v3, heads of 256, fp8 e5m2": (Leaf((16, 4, 4, 256), "float8_e5m2", heads=1),) * 2,
-    "RPA v3, stacked layers": (Leaf((16, 8, 2, 128), "bfloat16", heads=1, layers=4),),
-    "MLA, bf16": (Leaf((32, 2, 640), "bfloat16"),) * 2,
-    "MLA, fp8": (Leaf((16, 4, 640), "float8_e4m3fn"),) * 2,
-    "recurrent, f32 and bf16": (Leaf((32, 128, 128), "float32", heads=0), Leaf((3, 4096), "bfloat16", heads=1)),
-    "short convolution, bf16": (Leaf((3, 4096), "bfloat16", heads=1),),
-    "int8 and its f32 scales": (Leaf((64, 8, 4, 128), "int8", heads=1), Leaf((8, 8, 128), "float32", heads=0)),
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,12 +58,6 @@ class Case:
     def from_json(cls, data: dict[str, Any]) -> "Case":
         """The inverse of `to_json`."""
         return cls(**{**data, "program": Program.from_json(data["program"])})
-
-
-def bytes_on_one(array: jax.ShapeDtypeStruct) -> int:
-    """Bytes of an array's shard."""
-    assert array.sharding is not None
-    return math.prod(array.sharding.shard_shape(array.shape)) * jnp.dtype(array.dtype).itemsize
 
 
 def blocks_of(group: tuple[Leaf, ...], cache_bytes: int) -> int:
@@ -227,20 +173,28 @@ def read_after_copy_case(group: tuple[Leaf, ...], cache_bytes: int, mesh: Mesh) 
 
 
 SMALL, LARGE = GIB, 8 * GIB
-BF16 = GROUPS["RPA v3, bf16"]
-COPIES: dict[str, Callable[..., Case]] = {"copy": copy_case, "copy within": copy_within_case}
+BF16 = "RPA v3, bf16"
 PACKINGS: dict[str, Callable[..., Case]] = {
     "pack": partial(packing_case, False),
     "unpack": partial(packing_case, True),
 }
-KERNELS = COPIES | PACKINGS
-RECURRENT = "recurrent, f32 and bf16"
-# Without layers, and without leaves of which another group is made; these take XLA longest.
-COPIED = [name for name, group in GROUPS.items() if name != RECURRENT and all(leaf.layers is None for leaf in group)]
-ON_A_MESH = ["RPA v3, bf16", "RPA v3, fp8", "MLA, bf16"]
-# What a kernel reaches, and what XLA gathers and scatters. Either is larger than the memory on a chip at both sizes:
-# the compiler takes smaller leaves there, and then has less of it for temporaries.
-COMPARED_IN_SIZE = ["RPA v3, bf16", "short convolution, bf16"]
+KERNELS: dict[str, Callable[..., Case]] = {"copy": copy_case, "copy within": copy_within_case} | PACKINGS
+# `block_copy` takes no stacked leaves, and every leaf by itself; XLA takes long over those of a short convolution.
+COPIED = [
+    name
+    for name, group in GROUPS.items()
+    if name not in (RECURRENT, SHORT_CONVOLUTION) and all(leaf.layers is None for leaf in group)
+]
+ON_ONE_DEVICE = [
+    *product(("copy", "copy within"), COPIED),
+    ("copy", SHORT_CONVOLUTION),
+    ("copy within", RECURRENT),
+    *product(PACKINGS, GROUPS),
+]
+ON_FOUR_DEVICES = [*product(KERNELS, (BF16, "RPA v3, fp8", "MLA, bf16")), *product(PACKINGS, (RECURRENT,))]
+# With leaves that a kernel reaches, and with leaves that XLA gathers and scatters. Both are larger than the memory on
+# a chip at either size: the compiler takes smaller leaves there, and then has less of it for temporaries.
+COMPARED_IN_SIZE = [*product(KERNELS, (BF16,)), *product(("copy", "pack", "unpack"), (SHORT_CONVOLUTION,))]
 
 
 def kernel_case(name: str, group: str, cache_bytes: int, num_devices: int = 1) -> str:
@@ -258,21 +212,18 @@ CASES: dict[str, tuple[int, Callable[[Mesh], Case]]] = {
     },
     **{
         kernel_case(name, group, cache_bytes, n): (n, partial(KERNELS[name], GROUPS[group], cache_bytes))
-        for names, groups, cache_bytes, n in (
-            (COPIES, COPIED, LARGE, 1),
-            (PACKINGS, GROUPS, LARGE, 1),
-            (KERNELS, COMPARED_IN_SIZE, SMALL, 1),
-            (COPIES, ON_A_MESH, LARGE, 4),
-            (PACKINGS, [*ON_A_MESH, RECURRENT], LARGE, 4),
+        for kernels, cache_bytes, n in (
+            (ON_ONE_DEVICE, LARGE, 1),
+            (COMPARED_IN_SIZE, SMALL, 1),
+            (ON_FOUR_DEVICES, LARGE, 4),
         )
-        for group in groups
-        for name in names
+        for name, group in kernels
     },
     "copy, leaves in both memories": (1, mixed_case),
 }
 MISTAKES: dict[str, tuple[int, Callable[[Mesh], Case]]] = {
-    "nothing donated": (1, partial(copy_case, BF16, SMALL, donate=False)),
-    "read after the copy": (1, partial(read_after_copy_case, BF16, SMALL)),
+    "nothing donated": (1, partial(copy_case, GROUPS[BF16], SMALL, donate=False)),
+    "read after the copy": (1, partial(read_after_copy_case, GROUPS[BF16], SMALL)),
 }
 
 

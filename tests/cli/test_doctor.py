@@ -453,9 +453,9 @@ def test_a_backend_that_does_not_start_is_bad_input(monkeypatch):
 
     nothing_asked = SimpleNamespace(jax_platforms=None)
     monkeypatch.setattr(doctor_probe, "jax", SimpleNamespace(local_devices=failing, config=nothing_asked))
-    assert refusal("doctor") == (
-        "kvjax doctor: error: JAX cannot start the backend: AssertionError; packages for accelerators installed: none"
-    )
+    monkeypatch.setattr(doctor, "_version", lambda _name: None)
+    started = r"kvjax doctor: error: JAX cannot start the backend( of JAX_PLATFORMS='cpu')?: AssertionError; "
+    assert re.fullmatch(started + "packages for accelerators installed: none", refusal("doctor"))
 
 
 def test_a_device_without_memory_is_bad_input(monkeypatch):
