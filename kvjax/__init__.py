@@ -21,29 +21,32 @@ from kvjax.groups import Scratch as Scratch
 from kvjax.groups import SlidingWindow as SlidingWindow
 from kvjax.handles import Lookup as Lookup
 from kvjax.ledger import Ledger as Ledger
+from kvjax.observe.events import JSONLinesEvents as JSONLinesEvents
+from kvjax.observe.events import KVEvent as KVEvent
+from kvjax.observe.metrics import register_metrics as register_metrics
 from kvjax.plan import LoadPlan as LoadPlan
 from kvjax.plan import StorePlan as StorePlan
 from kvjax.plan import plan_load as plan_load
 from kvjax.plan import plan_store as plan_store
 from kvjax.positions import Restorable as Restorable
 from kvjax.retention import retained_from as retained_from
+from kvjax.stats import GroupStats as GroupStats
+from kvjax.stats import Stats as Stats
 
 if TYPE_CHECKING:
+    from kvjax.jobs import Job as Job
+    from kvjax.jobs import JobResult as JobResult
     from kvjax.mover import Mover as Mover
-    from kvjax.offloader import Job as Job
-    from kvjax.offloader import JobResult as JobResult
     from kvjax.offloader import Offloader as Offloader
-    from kvjax.offloader import Stats as Stats
 
 __version__ = "0.1.0"
 
 # What moves bytes needs JAX; a scheduler that only plans does not. These names are imported when first used.
 _WITH_JAX = {
-    "Job": "kvjax.offloader",
-    "JobResult": "kvjax.offloader",
+    "Job": "kvjax.jobs",
+    "JobResult": "kvjax.jobs",
     "Mover": "kvjax.mover",
     "Offloader": "kvjax.offloader",
-    "Stats": "kvjax.offloader",
 }
 
 

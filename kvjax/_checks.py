@@ -1,5 +1,6 @@
 """The few argument checks that every module shares. Each error names the argument, the rule and the value."""
 
+import math
 import operator
 from typing import Any
 
@@ -40,3 +41,17 @@ def text(value: Any, name: str) -> str:
     if not isinstance(value, str) or not value:
         raise ValueError(f"`{name}` must be a non-empty string, got {value!r}")
     return value
+
+
+def seconds(value: Any, name: str) -> float | None:
+    """Returns a duration as a `float`, or `None` for none.
+
+    Raises:
+        ValueError: it is not a finite number of at least 0.
+    """
+    if value is None:
+        return None
+    number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
+    if not number or not 0 <= value < math.inf:
+        raise ValueError(f"`{name}` must be a number of seconds of at least 0 or None, got {value!r}")
+    return float(value)

@@ -1,6 +1,7 @@
 """What one group has, read piece by piece, so that a long prompt costs what its answer costs."""
 
 from dataclasses import dataclass
+from typing import Protocol, TypeGuard
 
 import numpy as np
 
@@ -8,6 +9,14 @@ from kvjax._intervals import Intervals, mask_runs, runs_of, with_run
 
 # Chunks that a search for the last one looks at first; each further span is four times as wide.
 _FIRST_CHUNKS = 64
+
+
+class ChunkMask(Protocol):
+    """A boolean mask by `chunk_idx` that is worked out where it is read."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, span: slice, /) -> np.ndarray: ...
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -18,13 +27,14 @@ class Resident:
 
     Args:
         tokens_per_chunk: tokens that one chunk covers.
-        chunks: on the host: a boolean mask by `chunk_idx`, or ascending distinct `int64` `chunk_idx`.
+        chunks: on the host: a boolean mask by `chunk_idx`, an array or what works like one, or ascending distinct
+            `int64` `chunk_idx`.
         on_device: the tokens `[start, stop)` that the device holds.
         num_complete: the first so many chunks are resident, too.
     """
 
     tokens_per_chunk: int
-    chunks: np.ndarray
+    chunks: np.ndarray | ChunkMask
     on_device: tuple[int, int] = (0, 0)
     num_complete: int = 0
 
@@ -32,7 +42,7 @@ class Resident:
         """Returns the runs of resident tokens that meet `[start, stop)`; they are maximal as far as it reaches."""
         low, high = max(0, start) // self.tokens_per_chunk, -(-stop // self.tokens_per_chunk)
         low = max(low, self.num_complete)
-        if self.chunks.dtype == bool:
+        if _is_mask(self.chunks):
             starts, stops = (bound + low for bound in mask_runs(self.chunks[low:high]))
         else:
             starts, stops = runs_of(self._chunks_in(low, high))
@@ -58,24 +68,30 @@ class Resident:
         chunk_idx = max(held // self.tokens_per_chunk, self.num_complete)
         return max(held, self._first_missing(chunk_idx) * self.tokens_per_chunk)
 
-    def end(self) -> int:
-        """Returns the end of the last resident token, 0 if there is none."""
-        num_chunks = max(self.num_complete, self._last_chunk() + 1)
+    def end(self, bound: int | None = None) -> int:
+        """Returns the end of the last resident token, 0 if there is none, whatever is resident from `bound` on. The
+        chunk that holds the token before `bound` counts to its end."""
+        num_chunks = max(self.num_complete, self._last_chunk(bound) + 1)
         return max(num_chunks * self.tokens_per_chunk, self.on_device[1])
 
     def _chunks_in(self, low: int, high: int) -> np.ndarray:
         """The `chunk_idx` on the host in `[low, high)`, ascending."""
-        if self.chunks.dtype == bool:
+        if _is_mask(self.chunks):
             return np.flatnonzero(self.chunks[low:high]) + low
         first, stop = self.chunks.searchsorted([low, max(low, high)])
         return self.chunks[first:stop]
 
     def _first_missing(self, chunk_idx: int) -> int:
         """The first chunk from `chunk_idx` on that is not on the host."""
-        if self.chunks.dtype == bool:
-            there = self.chunks[chunk_idx:]
-            hole = int(there.argmin()) if len(there) else 0
-            return chunk_idx + (len(there) if len(there) and there[hole] else hole)
+        if _is_mask(self.chunks):
+            low, width = chunk_idx, _FIRST_CHUNKS
+            while low < len(self.chunks):
+                there = self.chunks[low : low + width]
+                hole = int(there.argmin())
+                if not there[hole]:
+                    return low + hole
+                low, width = low + len(there), 4 * width
+            return low
         there = self.chunks[self.chunks.searchsorted(chunk_idx) :]
         low, high = 0, len(there)  # the first `low` are consecutive, those from `high` on are not
         while low < high:
@@ -83,11 +99,14 @@ class Resident:
             low, high = (middle + 1, high) if there[middle] == chunk_idx + middle else (low, middle)
         return chunk_idx + low
 
-    def _last_chunk(self) -> int:
-        """The last chunk on the host, -1 if there is none."""
-        if self.chunks.dtype != bool:
-            return int(self.chunks[-1]) if len(self.chunks) else -1
-        high, width = len(self.chunks), _FIRST_CHUNKS
+    def _last_chunk(self, bound: int | None) -> int:
+        """The last chunk on the host that begins before `bound`, -1 if there is none."""
+        limit = None if bound is None else -(-max(0, bound) // self.tokens_per_chunk)
+        if not _is_mask(self.chunks):
+            last = len(self.chunks) if limit is None else int(self.chunks.searchsorted(limit))
+            return int(self.chunks[last - 1]) if last else -1
+        high = len(self.chunks) if limit is None else min(len(self.chunks), limit)
+        width = _FIRST_CHUNKS
         while high > 0:
             low = max(0, high - width)
             found = np.flatnonzero(self.chunks[low:high])
@@ -95,3 +114,7 @@ class Resident:
                 return low + int(found[-1])
             high, width = low, 4 * width
         return -1
+
+
+def _is_mask(chunks: np.ndarray | ChunkMask) -> TypeGuard[ChunkMask]:
+    return not isinstance(chunks, np.ndarray) or chunks.dtype == bool

@@ -14,10 +14,11 @@ import numpy as np
 from kvjax._arguments import by_group, check_chunking, checkpoint_list, chunk_indices, device_prefix, presence
 from kvjax._checks import integer
 from kvjax._intervals import EMPTY, Intervals, merged, multiples_in, with_run
+from kvjax._resident import ChunkMask as ChunkMask
 from kvjax._resident import Resident as Resident
 from kvjax._search import PositionSet, in_common, largest, smallest
 from kvjax.chunking import Chunking
-from kvjax.groups import Kind, Recurrent
+from kvjax.groups import FullAttention, Kind, Recurrent
 from kvjax.law import needed as needed
 from kvjax.law import reach as reach
 from kvjax.law import required as required
@@ -73,8 +74,13 @@ def longest_hit(
     >>> longest_hit(resolve_chunking(layout), 28, {"full": range(7), "state": [0]}).hit_tokens
     16
     """
-    request = _request(chunking, num_tokens, present, device_tokens, resume_multiple)
-    hit = _hit_tokens(request, check_all(ranks, "ranks"))
+    return hit_of(_request(chunking, num_tokens, present, device_tokens, resume_multiple), check_all(ranks, "ranks"))
+
+
+def hit_of(request: "Asked", ranks: Sequence[Restorable] = (), most: int | None = None) -> Hit:
+    """Returns the hit of a request, see `longest_hit`; what is beyond `most` is not restored from the host."""
+    chunking = request.chunking
+    hit = _hit_tokens(request, ranks, request.total - 1 if most is None else min(most, request.total - 1))
     return Hit(
         hit_tokens=hit,
         load={
@@ -116,7 +122,12 @@ def restorable(
     >>> restorable(resolve_chunking(layout), 28, {"full": range(5), "window": [0, 3, 4]})
     Restorable(0-4, 15-20)
     """
-    request = _request(chunking, num_tokens, present, device_tokens, resume_multiple)
+    return restorable_of(_request(chunking, num_tokens, present, device_tokens, resume_multiple))
+
+
+def restorable_of(request: "Asked") -> Restorable:
+    """Returns every position at which a request can resume, see `restorable`."""
+    chunking = request.chunking
     high = common_reach(chunking, request.resident, request.total - 1)
     firsts, lasts = merged(*common_positions(chunking, request.resident, 0, max(0, high)))
     if request.multiple > 1:
@@ -246,7 +257,7 @@ def blocks_to_load(
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Request:
+class Asked:
     """A lookup whose arguments were checked; `floor` is what the device holds in all groups."""
 
     chunking: Chunking
@@ -257,21 +268,36 @@ class _Request:
     resident: dict[int, Resident]
 
 
-def _request(chunking: Any, num_tokens: Any, present: Any, device_tokens: Any, resume_multiple: Any) -> _Request:
+def _request(chunking: Any, num_tokens: Any, present: Any, device_tokens: Any, resume_multiple: Any) -> Asked:
     check_chunking(chunking)
     total = integer(num_tokens, "num_tokens", at_least=1)
     multiple = integer(resume_multiple, "resume_multiple", at_least=1)
-    device, floor = device_prefix(chunking, device_tokens, total)
     given = by_group(chunking, present, "present")
     chunks = {g: presence(chunking, g, listed, total) for g, listed in given.items()}
+    return asked(chunking, total, chunks, device_tokens, multiple)
+
+
+def asked(
+    chunking: Chunking,
+    num_tokens: int,
+    chunks: Mapping[int, np.ndarray | ChunkMask],
+    device_tokens: int | Mapping[str, int],
+    resume_multiple: int,
+) -> Asked:
+    """Returns a lookup of which all but `device_tokens` is right, with `chunks` as in `Resident`, by `group_idx`.
+
+    Raises:
+        ValueError: `device_tokens` of the wrong type or range, or of a group that is unknown or scratch.
+    """
+    device, floor = device_prefix(chunking, device_tokens, num_tokens)
     resident = {g: resident_of(chunking, g, chunks.get(g, EMPTY), device[g]) for g in chunking.layout.cached}
-    return _Request(chunking, total, multiple, device, floor, resident)
+    return Asked(chunking, num_tokens, resume_multiple, device, floor, resident)
 
 
-def _hit_tokens(request: _Request, ranks: Sequence[Restorable]) -> int:
-    """The largest position that this rank and the others can restore."""
+def _hit_tokens(request: Asked, ranks: Sequence[Restorable], most: int) -> int:
+    """The largest position that this rank and the others can restore; of what is on the host, at most `most`."""
     sets = [*_sets(request.chunking, request.resident), *(rank.within for rank in ranks)]
-    high = common_reach(request.chunking, request.resident, request.total - 1)
+    high = common_reach(request.chunking, request.resident, most)
     found = largest(sets, min([high, *(rank.largest() for rank in ranks)]), request.multiple)
     return max(found, request.floor if all(request.floor in rank for rank in ranks) else 0)
 
@@ -284,7 +310,11 @@ def chunk_tokens_of(chunking: Chunking, group_idx: int) -> int:
 
 
 def resident_of(
-    chunking: Chunking, group_idx: int, chunks: np.ndarray, device_tokens: int, complete_to: int = 0
+    chunking: Chunking,
+    group_idx: int,
+    chunks: np.ndarray | ChunkMask,
+    device_tokens: int,
+    complete_to: int = 0,
 ) -> Resident:
     """What a group has: `chunks` (see `Resident`), the device's tokens, and every chunk that ends by `complete_to`."""
     tokens = chunk_tokens_of(chunking, group_idx)
@@ -304,9 +334,12 @@ def _complete(chunking: Chunking, group_idx: int, position: int, missing: Any) -
 
 
 def _sets(chunking: Chunking, resident: Mapping[int, Resident]) -> list[PositionSet]:
-    """What each group can restore, as sets of positions."""
+    """What each group can restore, as sets of positions: first those that leave the least for others to be read."""
     groups = chunking.layout.groups
-    return [partial(restorable_spans, groups[g].kind, groups[g].lookahead_tokens, has) for g, has in resident.items()]
+    return [
+        partial(restorable_spans, groups[g].kind, groups[g].lookahead_tokens, resident[g])
+        for g in _full_first(chunking, resident)
+    ]
 
 
 def common_positions(chunking: Chunking, resident: Mapping[int, Resident], low: int, high: int) -> Intervals:
@@ -317,8 +350,15 @@ def common_positions(chunking: Chunking, resident: Mapping[int, Resident], low: 
 def common_reach(chunking: Chunking, resident: Mapping[int, Resident], bound: int) -> int:
     """A position, at most `bound`, beyond which the groups have none in common up to `bound`."""
     groups = chunking.layout.groups
-    reaches = [reach(groups[g].kind, groups[g].lookahead_tokens, has) for g, has in resident.items()]
-    return min([bound, *(limit for limit in reaches if limit is not None)])
+    for g in _full_first(chunking, resident):
+        if bound <= 0:
+            break
+        bound = reach(groups[g].kind, groups[g].lookahead_tokens, resident[g], bound)
+    return bound
+
+
+def _full_first(chunking: Chunking, resident: Mapping[int, Resident]) -> list[int]:
+    return sorted(resident, key=lambda g: not isinstance(chunking.layout.groups[g].kind, FullAttention))
 
 
 def largest_common(chunking: Chunking, resident: Mapping[int, Resident], bound: int, multiple: int) -> int:
@@ -326,7 +366,7 @@ def largest_common(chunking: Chunking, resident: Mapping[int, Resident], bound: 
     return largest(_sets(chunking, resident), common_reach(chunking, resident, bound), multiple)
 
 
-def _limited_by(request: _Request, hit: int) -> tuple[str, ...]:
+def _limited_by(request: Asked, hit: int) -> tuple[str, ...]:
     chunking, total, multiple = request.chunking, request.total, request.multiple
     if hit + multiple - hit % multiple > total - 1:
         return ()

@@ -53,6 +53,27 @@ def layout_from_geometry(geometry: Any) -> CacheLayout:
     return CacheLayout(tuple(_group(group, place) for place, group in enumerate(groups)), tokens_per_hash=unit)
 
 
+def geometry_of(layout: CacheLayout) -> dict[str, Any]:
+    """Returns a layout as the content of a geometry file, its leaves as the bytes of a block.
+
+    >>> layout_from_geometry(geometry_of(CacheLayout([GroupSpec("all", FullAttention(), 16, block_bytes=64)])))
+    ... # doctest: +ELLIPSIS
+    CacheLayout(groups=(GroupSpec(name='all', ...
+    """
+    groups = [
+        {
+            "name": group.name,
+            **kind_fields(group.kind),
+            "tokens_per_block": group.tokens_per_block,
+            "block_bytes": group.block_bytes,
+            "num_layers": group.num_layers,
+            "lookahead_tokens": group.lookahead_tokens,
+        }
+        for group in layout.groups
+    ]
+    return {"tokens_per_hash": layout.tokens_per_hash, "groups": groups}
+
+
 def is_model_config(document: Any) -> bool:
     """True if a JSON document looks like a model's `config.json` and not like a geometry."""
     return isinstance(document, Mapping) and "groups" not in document and any(key in document for key in _CONFIG_KEYS)

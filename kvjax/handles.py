@@ -22,6 +22,9 @@ class Lookup:
         limited_by: the groups that keep the next larger candidate from being a hit.
         checkpoints: where the request is stored for later ones, ascending, as far as is known by now: the
             prompt's end, a junction with prompts that share a part of it, and every `checkpoint_tokens`.
+        arriving: for every group with chunks to load, `(len(load), blocks in a chunk)` `int64` ids of the blocks
+            into which loads of other requests, under way, restore the same chunks; -1 where none does. A request
+            that shares these blocks (in its block tables, with `share=True`) does not load them again.
     """
 
     hit_tokens: int
@@ -30,34 +33,84 @@ class Lookup:
     load_bytes: int
     limited_by: tuple[str, ...]
     checkpoints: tuple[int, ...] = ()
+    arriving: dict[str, np.ndarray] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
 class LedgerCounts:
-    """What happened so far."""
+    """What happened so far. No count ever falls. Those of groups are arrays by `group_idx`.
 
+    Args:
+        loaded_by_group: chunks restored.
+        dropped_by_group: chunks that could not be stored as a block was freed before they were complete.
+        lookups: requests looked up; one that is looked up again before it is finished counts once.
+        lookup_tokens: their prompts' tokens.
+        hit_tokens: of those, tokens that need no computing: of each request, the most that a lookup found.
+        chunks_stored: chunks that became resident.
+        bytes_stored: their bytes, without padding.
+        bytes_loaded: bytes of chunks restored, without padding.
+        loads_failed: loads that ended badly, or in part.
+        stores_failed: stores that ended badly, or in part.
+        loads_shared: loads that wait for another request's instead of moving all that they need.
+        chunks_declined: chunks not stored as they were not asked for often enough, or lie beyond what their
+            request may store.
+        stores_outdated: stores of requests whose namespace was invalidated after they were looked up.
+    """
+
+    loaded_by_group: np.ndarray
+    dropped_by_group: np.ndarray
     lookups: int = 0
     lookup_tokens: int = 0
     hit_tokens: int = 0
-    chunks_loaded: int = 0
     bytes_loaded: int = 0
-    chunks_stored: int = 0
     bytes_stored: int = 0
-    chunks_dropped: int = 0
+    chunks_stored: int = 0
     loads_failed: int = 0
     stores_failed: int = 0
+    loads_shared: int = 0
+    chunks_declined: int = 0
+    stores_outdated: int = 0
+
+    @property
+    def chunks_loaded(self) -> int:
+        """Chunks restored."""
+        return int(self.loaded_by_group.sum())
+
+    @property
+    def chunks_dropped(self) -> int:
+        """Chunks that could not be stored as a block was freed before they were complete."""
+        return int(self.dropped_by_group.sum())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
+class LoadRows:
+    """Chunks of one group in a load, one row for each.
+
+    Args:
+        chunk_idx: `(n,)` ascending `int64`.
+        epochs: `(n,)` `int64`, which chunks they are.
+        of_others: `(n,)`: true where loads of other requests bring blocks of the chunk.
+    """
+
+    chunk_idx: np.ndarray
+    epochs: np.ndarray
+    of_others: np.ndarray
+
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
 class Load:
     """A load that was prepared. One `complete_load` ends it.
 
     Args:
         request_id: the request it is for.
-        plan: the moves.
-        pins: what it reads.
+        plan: the moves: what it loads itself.
+        pins: what it reads, and what it waits for.
         hit_tokens: the prefix in the caches once it is done.
         device_tokens: the prefix in the caches if it fails.
+        request: whose load it is.
+        rows: by `group_idx`, all chunks of the hit that the device lacks.
+        after: loads of other requests that restore some of them into blocks that both share.
+        stale: the chunks were invalidated between the lookup and the load: it does nothing, and fails.
     """
 
     request_id: Hashable
@@ -65,14 +118,30 @@ class Load:
     pins: Pins
     hit_tokens: int
     device_tokens: int
+    request: Request = field(repr=False)
+    rows: dict[int, LoadRows] = field(repr=False)
+    after: "tuple[Load, ...]" = ()
+    stale: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
-    """A store that was prepared. One `complete_store` ends it."""
+    """A store that was prepared. One `complete_store` ends it, after those of the loads that it depends on.
+
+    Args:
+        request_id: the request it is for.
+        plan: the moves.
+        reservations: of the chunks.
+        epochs: by `group_idx`, parallel to the rows of the plan: which chunks they are.
+        request: whose store it is.
+        checkpoints: for which it stores.
+        after: loads of the request that were under way when it was prepared.
+    """
 
     request_id: Hashable
     plan: StorePlan
     reservations: tuple[Reservation, ...]
+    epochs: dict[int, np.ndarray] = field(repr=False)
     request: Request = field(repr=False)
     checkpoints: tuple[int, ...] = ()
+    after: tuple[Load, ...] = field(default=(), repr=False)

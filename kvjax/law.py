@@ -75,13 +75,13 @@ def restorable_spans(kind: Kind, lookahead: int, resident: Resident, low: int, h
     return firsts, lasts
 
 
-def reach(kind: Kind, lookahead: int, resident: Resident) -> int | None:
-    """Returns a position beyond which `resident` restores nothing, `None` if there is no such bound."""
+def reach(kind: Kind, lookahead: int, resident: Resident, bound: int) -> int:
+    """Returns a position beyond which `resident` restores nothing up to `bound`; `bound` itself where it may."""
     match kind:
         case FullAttention():
-            return resident.prefix() - lookahead
+            return min(bound, resident.prefix() - lookahead)
         case SlidingWindow(window_tokens) if window_tokens > 1 or lookahead:
-            return resident.end() - lookahead
+            return min(bound, resident.end(bound + lookahead) - lookahead)
         case Recurrent():
-            return resident.end()
-    return None
+            return min(bound, resident.end(bound))
+    return bound

@@ -11,25 +11,26 @@ from typing import Any, Literal
 import numpy as np
 
 from kvjax._checks import integer
+from kvjax.admission import AskedSketch
+from kvjax.chain import Chain, ReadyChunks
 from kvjax.checkpoints import checkpoint_spacing
 from kvjax.chunking import Chunking
-from kvjax.coverage import Hit, longest_hit, next_cut, restorable, stored_positions
-from kvjax.groups import Recurrent
+from kvjax.coverage import Asked, Hit, asked, hit_of, next_cut, restorable_of, stored_positions
 from kvjax.handles import LedgerCounts, Load, Lookup, Store
-from kvjax.keys import (
-    HASH_BYTES,
-    NAMESPACE_BYTES,
-    key_group,
-    key_namespace,
-    namespace_of,
-)
-from kvjax.packing import Units, unit_rows
-from kvjax.plan import NULL_BLOCK, block_table, check_range, plan_load
+from kvjax.keys import HASH_BYTES, namespace_of
+from kvjax.loading import Loads
+from kvjax.packing import Units
+from kvjax.plan import NULL_BLOCK, GroupMoves, block_table, check_range
 from kvjax.pool import ChunkPool, Policy, Reservation
-from kvjax.positions import Restorable
-from kvjax.requests import Request
-from kvjax.retention import eviction_ranks, junction
+from kvjax.pool.pool import fingerprints
+from kvjax.positions import Restorable, check_all
+from kvjax.requests import Limits, Request
+from kvjax.retention import junction, ranks_above
 from kvjax.storing import Chosen, StoreChooser, sound_from
+
+_MOST_NAMESPACES = 1024  # that are remembered, so that each lookup does not fingerprint the layout
+# Chunks below a hit, not needed for it, that a later call looks for at most.
+_LOOKED_AT_A_TIME = 2048
 
 
 def pool_units(chunking: Chunking, units: Units, host_bytes: int) -> int:
@@ -59,6 +60,26 @@ def _last_places(table: np.ndarray) -> np.ndarray:
     return only_last
 
 
+def _rows_ok(ok: bool | Mapping[int, np.ndarray], moves: GroupMoves) -> np.ndarray:
+    """Returns a mask of the rows of a plan's moves that went well."""
+    if isinstance(ok, (bool, np.bool_)):
+        return np.full(moves.num_chunks, bool(ok))
+    mask = np.asarray(ok[moves.group_idx]) if isinstance(ok, Mapping) and moves.group_idx in ok else None
+    if mask is None or mask.dtype != bool or mask.shape != (moves.num_chunks,):
+        raise ValueError(
+            f"`ok` must be a bool, or hold a boolean mask of {moves.num_chunks} rows for group {moves.group_idx}, "
+            f"got {ok!r}"
+        )
+    return mask
+
+
+def _check_hashable(request_id: Any) -> None:
+    try:
+        hash(request_id)
+    except TypeError:
+        raise ValueError(f"`request_id` must be hashable, got {request_id!r}") from None
+
+
 class Ledger:
     """Decides what is stored and loaded, and keeps the books of the host pool.
 
@@ -71,7 +92,9 @@ class Ledger:
         resume_multiple: hits on the host are multiples of this many tokens.
         checkpoint_tokens: a checkpoint every so many tokens, besides the ends of prompts and requests;
             `None` for none; by default what `default_checkpoint_tokens` makes of the layout.
-        policy: the pool's order of eviction.
+        store_after: a chunk is stored only if prompts asked for it so many times, the one that stores it
+            among them; 1 stores what is asked for once.
+        policy: the pool's order of eviction, see `kvjax.pool.Policy`.
 
     Raises:
         ValueError: a value of the wrong type or range, or a budget below one chunk of the largest group.
@@ -87,6 +110,7 @@ class Ledger:
         shard: str = "",
         resume_multiple: int = 1,
         checkpoint_tokens: int | Literal["auto"] | None = "auto",
+        store_after: int = 1,
         policy: Policy | None = None,
     ):
         self.chunking = chunking
@@ -94,17 +118,27 @@ class Ledger:
         self.model, self.shard = model, shard
         self.resume_multiple = integer(resume_multiple, "resume_multiple", at_least=1)
         self.checkpoint_tokens = checkpoint_spacing(chunking, checkpoint_tokens)
-        self.counts = LedgerCounts()
+        self.store_after = integer(store_after, "store_after", at_least=1)
         self.pool = ChunkPool(pool_units(chunking, units, host_bytes), units.units_per_chunk, policy)
         self._chooser = StoreChooser(chunking, units, self.pool, self.resume_multiple)
+        self.counts = LedgerCounts(np.zeros(len(chunking.layout.groups), np.int64), self._chooser.dropped)
+        self._asked = AskedSketch() if self.store_after > 1 else None
+        self._namespaces: dict[str | bytes, bytes] = {}
         self._requests: dict[Hashable, Request] = {}
-        self._open: set[Load | Store] = set()
+        self._loads = Loads(chunking, units, self.pool, self._requests)
+        self._stores: dict[Store, None] = {}  # under way, in the order in which they were prepared
 
     # --- a request ------------------------------------------------------------------------------------
 
     def namespace(self, salt: str | bytes = b"") -> bytes:
         """Returns the namespace under which requests with this salt share chunks."""
-        return namespace_of(self.chunking, model=self.model, shard=self.shard, salt=salt)
+        known = self._namespaces.get(salt) if isinstance(salt, (str, bytes)) else None
+        if known is None:
+            known = namespace_of(self.chunking, model=self.model, shard=self.shard, salt=salt)
+            if len(self._namespaces) >= _MOST_NAMESPACES:
+                self._namespaces.clear()
+            self._namespaces[salt] = known
+        return known
 
     def lookup(
         self,
@@ -116,6 +150,9 @@ class Ledger:
         device_tokens: int | Mapping[str, int] = 0,
         salt: str | bytes = b"",
         ranks: Sequence[Restorable] = (),
+        max_store_tokens: int | None = None,
+        max_load_tokens: int | None = None,
+        skip: bool = False,
     ) -> Lookup:
         """Registers a request and finds the longest prefix that can be restored.
 
@@ -131,53 +168,59 @@ class Ledger:
             device_tokens: the prefix the device holds, see `longest_hit`.
             salt: tells equal tokens apart (a tenant, an adapter, image keys).
             ranks: what the other ranks of the model can restore, see `restorable`: the hit is one that all can.
+            max_store_tokens: only chunks of the first so many tokens are stored.
+            max_load_tokens: at most so many tokens beyond those that the device holds are restored.
+            skip: neither restore nor store anything for this request.
 
         Raises:
             ValueError: neither or both of `token_ids` and `hashes`, an empty prompt, hashes that are not
-                one per whole unit, or an argument of the wrong type or range.
+                one per whole unit, an id that cannot be hashed, or an argument of the wrong type or range.
         """
-        request = Request(self.namespace(salt))
-        request.extend(self.chunking, token_ids, hashes, num_tokens)
-        if not request.num_tokens:
-            raise ValueError("`token_ids` must hold at least one token, got none")
-        present = self._present(request)
-        hit = longest_hit(
-            self.chunking,
-            request.num_tokens,
-            {self.chunking.layout.groups[g].name: chunks for g, (chunks, _) in present.items()},
-            device_tokens=device_tokens,
-            resume_multiple=self.resume_multiple,
-            ranks=ranks,
-        )
-        request.hit = hit
+        _check_hashable(request_id)
+        limits = Limits.of(max_store_tokens, max_load_tokens, skip)
+        others = check_all(ranks, "ranks")
+        request = self._new_request(salt, token_ids, hashes, num_tokens, limits)
+        try:
+            asked_for = self._asked_for(request, device_tokens)
+        except BaseException:
+            self.pool.namespaces.close(request.space)
+            raise
+        floor = asked_for.floor if asked_for.floor else self._alone(asked_for)
+        most = None if limits.load_tokens is None else floor + limits.load_tokens
+        hit = hit_of(asked_for, others, most)
+        request.hit, request.hit_tokens = hit, hit.hit_tokens
         request.device_tokens = dict(device_tokens) if isinstance(device_tokens, Mapping) else int(device_tokens)
-        held = self._device_prefixes(request)
-        request.sound_from = sound_from(self.chunking, [hit.hit_tokens, min(held)])
-        resident = {g: chunks for g, (chunks, _) in present.items()}
+        request.fallback = floor
+        request.sound_from = sound_from(self.chunking, [hit.hit_tokens, floor])
+        ready = {g: ReadyChunks(chain, self.pool) for g, chain in request.chains.items()}
         request.checkpoints = {request.num_tokens}
-        shared = junction(self.chunking, request.num_tokens, resident)
+        shared = junction(self.chunking, request.num_tokens, ready)
         if shared > hit.hit_tokens:
             request.checkpoints.add(shared)
         request.add_checkpoints(self.checkpoint_tokens, hit.hit_tokens)
+        if self._asked is not None:
+            request.num_admitted = self._admitted(request)
 
         before = self._requests.get(request_id)
+        again = before is not None and self._take_over(request, before)
         if before is not None:
-            self._unpin(before)
+            self._forget(before)
         self._requests[request_id] = request
-        request.pins = self.pool.pin(self._slots_to_load(hit, present))
-        order = eviction_ranks(self.chunking, resident)
-        keys = [request.keys[g][c] for g, chunks in resident.items() for c in chunks.tolist()]
-        self.pool.touch(keys, np.concatenate([order[g] for g in resident]))
-        self.counts.lookups += 1
-        self.counts.lookup_tokens += request.num_tokens
-        self.counts.hit_tokens += hit.hit_tokens
+        request.pins = self.pool.pin(self._slots_to_load(request, hit))
+        request.access = self.pool.new_access()
+        self._name_all(request)
+        self.counts.lookups += not again
+        self.counts.lookup_tokens += 0 if again else request.num_tokens
+        self.counts.hit_tokens += max(0, hit.hit_tokens - request.counted_hit)
+        request.counted_hit = max(request.counted_hit, hit.hit_tokens)
         return Lookup(
             hit_tokens=hit.hit_tokens,
-            device_tokens=max(held),
+            device_tokens=max(asked_for.device.values()),
             load=hit.load,
             load_bytes=self._load_bytes(hit),
             limited_by=hit.limited_by,
             checkpoints=tuple(sorted(request.checkpoints)),
+            arriving=self._loads.arriving(request, hit),
         )
 
     def restorable(
@@ -193,16 +236,11 @@ class Ledger:
 
         Arguments and errors are those of `lookup`; nothing is registered or touched.
         """
-        request = Request(self.namespace(salt))
-        request.extend(self.chunking, token_ids, hashes, num_tokens)
-        present = {self.chunking.layout.groups[g].name: chunks for g, (chunks, _) in self._present(request).items()}
-        return restorable(
-            self.chunking,
-            request.num_tokens,
-            present,
-            device_tokens=device_tokens,
-            resume_multiple=self.resume_multiple,
-        )
+        request = self._new_request(salt, token_ids, hashes, num_tokens, Limits())
+        try:
+            return restorable_of(self._asked_for(request, device_tokens))
+        finally:
+            self.pool.namespaces.close(request.space)
 
     def extend(
         self,
@@ -248,20 +286,40 @@ class Ledger:
         ahead = [checkpoint for checkpoint in self._request(request_id).checkpoints if checkpoint > here]
         return next_cut(self.chunking, here, ahead, resume_multiple=self.resume_multiple) if ahead else None
 
+    def num_tokens(self, request_id: Hashable) -> int:
+        """Returns how many tokens a request has.
+
+        Raises:
+            ValueError: an unknown request.
+        """
+        return self._request(request_id).num_tokens
+
+    def prefix_hashes(self, request_id: Hashable, start: int = 0) -> list[bytes]:
+        """Returns the request's hashes of whole hash units, from `start` on; they name tokens and do not tell them.
+
+        Raises:
+            ValueError: an unknown request.
+        """
+        return self._request(request_id).hashes[start:]
+
     def finish(self, request_id: Hashable) -> None:
         """Forgets a request and releases what it kept in the pool. Jobs under way go on.
 
         Raises:
             ValueError: the request is unknown or was finished before.
         """
-        request = self._request(request_id)
-        self._unpin(request)
+        self._forget(self._request(request_id))
         del self._requests[request_id]
 
     # --- loads ----------------------------------------------------------------------------------------
 
     def prepare_load(
-        self, request_id: Hashable, block_tables: Mapping[str, Any], *, num_blocks: Mapping[str, int] | None = None
+        self,
+        request_id: Hashable,
+        block_tables: Mapping[str, Any],
+        *,
+        num_blocks: Mapping[str, int] | None = None,
+        share: bool = False,
     ) -> Load:
         """Plans the load of the request's hit. The plan is empty where the device holds all of it.
 
@@ -269,6 +327,9 @@ class Ledger:
             request_id: a request that was looked up and not loaded since.
             block_tables: where to, see `plan_load`.
             num_blocks: see `plan_load`.
+            share: blocks into which a load under way restores the same chunk (`Lookup.arriving`) are shared
+                with its request: they are not loaded again, and this load ends well only if that one does.
+                Without it every block that the table names is the request's own.
 
         Raises:
             ValueError: an unknown request, one without a hit to load, or tables that do not fit the hit.
@@ -276,60 +337,40 @@ class Ledger:
         request = self._request(request_id)
         if request.hit is None or request.pins is None:
             raise ValueError(f"request {request_id!r} must be looked up before it is loaded, and once for each load")
-        units: dict[str, np.ndarray] = {}
-        pinned = iter(request.pins.units)
-        for g in self.chunking.layout.cached:
-            name = self.chunking.layout.groups[g].name
-            units[name] = unit_rows(self.units, g, [next(pinned) for _ in request.hit.load[name]])
-        plan = plan_load(
-            self.chunking,
-            request.hit,
-            block_tables,
-            units,
-            device_tokens=request.device_tokens,
-            num_blocks=num_blocks,
-        )
-        load = Load(request_id, plan, request.pins, request.hit.hit_tokens, min(self._device_prefixes(request)))
+        load = self._loads.prepare(request_id, request, block_tables, num_blocks=num_blocks, share=share)
         request.pins = request.hit = None
-        self._open.add(load)
+        self.counts.loads_shared += bool(load.after)
         return load
 
-    def complete_load(self, load: Load, *, ok: bool) -> None:
-        """Ends a load. The chunks of one that failed are dropped from the pool: any doubt is a miss.
+    def complete_load(self, load: Load, *, ok: bool | Mapping[int, np.ndarray]) -> int:
+        """Ends a load. Those of its chunks that were not restored are dropped from the pool: any doubt is a miss.
+
+        Args:
+            load: as `prepare_load` returned it.
+            ok: whether its own moves went well: one for all, or, by `group_idx`, a mask of the rows of the plan.
+
+        Returns:
+            How many tokens the caches hold from the first one on: the hit; or, if anything failed, here or in a load
+            that this one shares, the largest position for which all that it needs is there.
 
         Raises:
-            ValueError: the load was not prepared here, or was completed before.
+            ValueError: the load was not prepared here, or was completed before; or one that it shares is still open.
         """
-        self._close(load, Load)
-        if ok:
-            self.counts.chunks_loaded += load.plan.num_chunks
-            self.counts.bytes_loaded += load.plan.num_bytes
-        else:
-            self.counts.loads_failed += 1
-            self.pool.invalidate(load.pins.keys)
-            self._forget_states(load)
-        self.pool.unpin(load.pins)
+        masks = {moves.group_idx: _rows_ok(ok, moves) for moves in load.plan.moves}
+        valid = self._loads.complete(load, masks)
+        for g, good in masks.items():
+            self.counts.loaded_by_group[g] += int(np.count_nonzero(good))
+            self.counts.bytes_loaded += int(np.count_nonzero(good)) * (self.chunking.chunk_bytes[g] or 0)
+        self.counts.loads_failed += valid < load.hit_tokens
+        return valid
 
     def cancel_load(self, load: Load) -> None:
         """Takes a load back before anything of it was done: the request can be looked up and loaded again.
 
         Raises:
-            ValueError: the load was not prepared here, or was completed before.
+            ValueError: the load was not prepared here, or was completed before; or another one shares it.
         """
-        self._close(load, Load)
-        self._forget_states(load)
-        self.pool.unpin(load.pins)
-
-    def _forget_states(self, load: Load) -> None:
-        """Notes that the places of states that were to be loaded hold none: no step ends there again, perhaps, and
-        the request's table may still name them."""
-        request = self._requests.get(load.request_id)
-        if request is None:
-            return
-        for moves in load.plan.moves:
-            if isinstance(self.chunking.layout.groups[moves.group_idx].kind, Recurrent):
-                spoilt = request.dropped.setdefault(moves.group_idx, set())
-                spoilt.update(moves.chunk_idx[: moves.num_chunks].tolist())
+        self._loads.cancel(load)
 
     # --- stores ---------------------------------------------------------------------------------------
 
@@ -345,7 +386,8 @@ class Ledger:
         """Plans the store of what the request's checkpoints want and is complete by now.
 
         A chunk with a null block is dropped: it can never be stored whole. What finds no room in the pool
-        is asked for again by the next call. The plan may be empty.
+        is asked for again by the next call. The plan may be empty; it is for a request whose namespace was
+        invalidated since it was looked up, as nobody can tell with which weights its blocks were written.
 
         Args:
             request_id: a request that was looked up.
@@ -367,39 +409,42 @@ class Ledger:
             )
         tables = self._checked_tables(block_tables, written, num_blocks)
         chosen: list[Chosen] = []
-        asked: tuple[int, ...] = ()
+        wants: tuple[int, ...] = ()
         if checkpoint and written:
             request.checkpoints.add(written)
         if checkpoint or self._completes_a_chunk(request.stored_at, written):
-            tables = {g: _last_places(table) for g, table in tables.items()}
-            asked = tuple(sorted(request.checkpoints))
-            due = self._due(asked, written)
-            chosen, served = self._reserve(request, due, tables, written)
-            request.checkpoints -= {position for position in served if position <= written}
-            if len(served) == len(due):
-                request.stored_at = written
-        self.counts.chunks_dropped = self._chooser.num_dropped
+            wants = tuple(sorted(request.checkpoints))
+            if self._may_store(request, wants, written):
+                self._look_further(request)
+                tables = {g: _last_places(table) for g, table in tables.items()}
+                due = self._due(wants, written)
+                chosen, served = self._reserve(request, due, tables, written, renew=checkpoint)
+                settled = all(part.settled for part in chosen)
+                request.checkpoints -= {position for position in served if position <= written and settled}
+                if len(served) == len(due):
+                    request.stored_at = written
+        self.counts.chunks_declined = self._chooser.num_declined
         reservations = tuple(part.reservation for part in chosen)
         try:
             names = self.chunking.layout.names
-            plan = self._chooser.plan(chosen, {names[g]: table for g, table in tables.items()}, num_blocks)
+            plan, epochs = self._chooser.plan(chosen, {names[g]: table for g, table in tables.items()}, num_blocks)
         except BaseException:
-            self._roll_back(request, reservations, asked)
+            self._roll_back(request, reservations, wants)
             raise
-        store = Store(request_id, plan, reservations, request, asked)
-        self._open.add(store)
+        store = Store(request_id, plan, reservations, epochs, request, wants, tuple(request.loads))
+        self._stores[store] = None
         return store
 
     def _reserve(
-        self, request: Request, due: list[int], tables: Mapping[int, np.ndarray], written: int
+        self, request: Request, due: list[int], tables: Mapping[int, np.ndarray], written: int, *, renew: bool
     ) -> tuple[list[Chosen], list[int]]:
         """Reserves for all checkpoints at once; where there is no room for all, for the first ones that have some."""
-        together = self._chooser.reserve(request, due, tables, written) if due else None
+        together = self._chooser.reserve(request, due, tables, written, renew=renew) if due else None
         if together is not None or len(due) < 2:
             return ([together], due) if together is not None else ([], [])
         chosen: list[Chosen] = []
         for position in due:
-            reserved = self._chooser.reserve(request, [position], tables, written)
+            reserved = self._chooser.reserve(request, [position], tables, written, renew=renew)
             if reserved is None:
                 break  # no room: what a later checkpoint wants has none either
             chosen.append(reserved)
@@ -419,21 +464,49 @@ class Ledger:
             due.append(position)
         return due if due and due[-1] == checkpoints[-1] else [*due, checkpoints[-1]] if checkpoints else []
 
-    def complete_store(self, store: Store, *, ok: bool) -> None:
+    def complete_store(self, store: Store, *, ok: bool | Mapping[int, np.ndarray]) -> bool:
         """Ends a store: its chunks are found from now on, or, if it failed, never were.
 
+        If the request had a load under way when the store was prepared, and that load failed, the store counts as
+        failed: what was computed after it may be anything.
+
+        Args:
+            store: as `prepare_store` returned it.
+            ok: whether its moves went well: one for all, or, by `group_idx`, a mask of the rows of the plan.
+
+        Returns:
+            Whether all of it counts as stored.
+
         Raises:
-            ValueError: the store was not prepared here, or was completed before.
+            ValueError: the store was not prepared here, or was completed before; or a load of its request that
+                was under way when it was prepared still is.
         """
-        self._close(store, Store)
-        if not ok:
-            self.counts.stores_failed += 1
-            self._roll_back(store.request, store.reservations, store.checkpoints)
-            return
+        if not isinstance(store, Store) or store not in self._stores:
+            raise ValueError("a store must be one that was prepared here and not completed yet")
+        if not self.may_complete(store):
+            raise ValueError("a store must be completed after the loads of its request that were under way before it")
+        masks = {moves.group_idx: _rows_ok(ok, moves) for moves in store.plan.moves}
+        if any(self._loads.failed(load) for load in store.after):
+            masks = {g: np.zeros_like(mask) for g, mask in masks.items()}
+        del self._stores[store]
+        written = np.concatenate([np.empty(0, np.int64), *(store.epochs[g][mask] for g, mask in masks.items())])
+        before = self.pool.counts.stored_by_group.copy()
         for reservation in store.reservations:
-            published = self.pool.complete_store(reservation, ok=ok)
-            self.counts.chunks_stored += len(published)
-            self.counts.bytes_stored += sum(self.chunking.chunk_bytes[key_group(key)] or 0 for key in published)
+            self.pool.complete_store(reservation, ok=np.isin(reservation.epochs, written))
+        published = self.pool.counts.stored_by_group - before
+        self.counts.chunks_stored += int(published.sum())
+        self.counts.bytes_stored += sum(
+            number * (size or 0) for number, size in zip(published.tolist(), self.chunking.chunk_bytes, strict=True)
+        )
+        good = all(mask.all() for mask in masks.values())
+        if not good:
+            self.counts.stores_failed += 1
+            self._ask_again(store.request, store.checkpoints)
+        return good
+
+    def may_complete(self, work: Load | Store) -> bool:
+        """Whether no load that must be completed before this load or store is still open."""
+        return not any(self._loads.is_open(load) for load in work.after)
 
     # --- all of it ------------------------------------------------------------------------------------
 
@@ -450,9 +523,22 @@ class Ledger:
             return self.pool.invalidate()
         if not isinstance(namespace, bytes) or len(namespace) != HASH_BYTES:
             raise ValueError(f"`namespace` must be one that `namespace` returned, or None for all, got {namespace!r}")
-        return self.pool.invalidate(
-            key for key in self.pool.held_keys() if key_namespace(key) == namespace[:NAMESPACE_BYTES]
-        )
+        space = self.pool.namespaces.find(namespace)
+        return 0 if space is None else self.pool.invalidate_namespace(space)
+
+    def update_model(self, model: str) -> None:
+        """Says that the weights are others from now on: all that is in the pool becomes a miss at once, under the
+        old name, too; what is in flight ends without being published. Requests that were looked up before store
+        nothing any more. Takes no longer for a full pool than for an empty one.
+
+        Raises:
+            ValueError: `model` is not a string.
+        """
+        if not isinstance(model, str):
+            raise ValueError(f"`model` must be a string, got {model!r}")
+        self.model = model
+        self._namespaces.clear()
+        self.pool.invalidate()
 
     @property
     def num_requests(self) -> int:
@@ -467,9 +553,9 @@ class Ledger:
         """
         self.pool.check_integrity()
         pins = [request.pins for request in self._requests.values() if request.pins is not None]
-        pins += [open_.pins for open_ in self._open if isinstance(open_, Load)]
+        pins += self._loads.open_pins()
         assert self.pool.open_pins() == set(pins), "every pin belongs to a request or to a load under way"
-        stores = [r for open_ in self._open if isinstance(open_, Store) for r in open_.reservations]
+        stores = [reservation for store in self._stores for reservation in store.reservations]
         assert self.pool.open_reservations() == set(stores), "every reservation belongs to a store under way"
 
     # --- parts ----------------------------------------------------------------------------------------
@@ -480,44 +566,109 @@ class Ledger:
             raise ValueError(f"`request_id` must be one that was looked up and not finished, got {request_id!r}")
         return request
 
-    def _close(self, job: Any, kind: type) -> None:
-        if not isinstance(job, kind) or job not in self._open:
-            raise ValueError(f"a {kind.__name__.lower()} must be one that was prepared here and not completed yet")
-        self._open.remove(job)
+    def _new_request(
+        self,
+        salt: str | bytes,
+        token_ids: Any,
+        hashes: Sequence[Any] | None,
+        num_tokens: int | None,
+        limits: Limits,
+    ) -> Request:
+        """A request with its keys, whose handle of its namespace is open."""
+        name = self.namespace(salt)
+        chains = {g: Chain(self.pool) for g in self.chunking.layout.cached}
+        request = Request(name, 0, 0, chains, limits)
+        request.extend(self.chunking, token_ids, hashes, num_tokens)
+        if not request.num_tokens:
+            raise ValueError("`token_ids` must hold at least one token, got none")
+        request.space = self.pool.namespaces.open(name)
+        request.generation = int(self.pool.namespaces.generation[request.space])
+        return request
+
+    def _asked_for(self, request: Request, device_tokens: int | Mapping[str, int]) -> Asked:
+        ready = {g: ReadyChunks(chain, self.pool) for g, chain in request.chains.items()}
+        return asked(self.chunking, request.num_tokens, ready, device_tokens, self.resume_multiple)
+
+    def _alone(self, asked_for: Asked) -> int:
+        """The position from which a request goes on if nothing is loaded, where the groups' device prefixes differ."""
+        held = {self.chunking.layout.groups[g].name: tokens for g, tokens in asked_for.device.items()}
+        if not any(held.values()):
+            return 0
+        return hit_of(asked(self.chunking, asked_for.total, {}, held, self.resume_multiple)).hit_tokens
+
+    def _take_over(self, request: Request, before: Request) -> bool:
+        """Whether a request that is looked up again goes on with what it was; then what it asked for is known."""
+        units = min(len(request.hashes), len(before.hashes))
+        if units and request.hashes[units - 1] != before.hashes[units - 1]:
+            return False
+        request.counted_hit = before.counted_hit
+        for g, chain in request.chains.items():
+            chain.asked_like(before.chains[g], min(len(chain), len(before.chains[g])))
+        return True
+
+    def _forget(self, request: Request) -> None:
+        if request.pins is not None:
+            self.pool.unpin(request.pins)
+        request.pins = request.hit = None
+        self.pool.namespaces.close(request.space)
+
+    def _name_all(self, request: Request) -> None:
+        """One access of the request to all of its chunks that are known to be resident."""
+        chunks = {}
+        for g, chain in request.chains.items():
+            held = np.flatnonzero(chain.held())
+            chunks[g] = held[self.pool.ready(chain.slots(held))]
+        request.num_touched = sum(map(len, chunks.values()))
+        request.unlooked = request.hit_tokens
+        if request.num_touched:
+            named, request.ranked_to = ranks_above(self.chunking, chunks, 0)
+            self._chooser.touch(request, named)
+
+    def _look_further(self, request: Request) -> None:
+        """Looks for some of the chunks below the hit that the hit did not need. Once all are known, the next store
+        names them with the others."""
+        most = _LOOKED_AT_A_TIME
+        for g, chain in request.chains.items() if request.unlooked else ():
+            below = min(len(chain), request.unlooked // (self.chunking.tokens_per_chunk[g] or 1))
+            unknown = chain.not_looked(0, below)[:most]
+            chain.look(unknown)
+            most -= len(unknown)
+        if most and request.unlooked:
+            request.access = 0 if most < _LOOKED_AT_A_TIME else request.access
+            request.unlooked = 0
+
+    def _admitted(self, request: Request) -> dict[int, int]:
+        """Counts the prompt's chunks as asked for; returns by group how many of them, from the first one on, were
+        asked for often enough to be stored."""
+        assert self._asked is not None, "chunks are counted"
+        admitted = {}
+        for g, chain in request.chains.items():
+            # Keys of groups differ at their end alone, which a fingerprint does not see.
+            counts = self._asked.ask(fingerprints(chain.keys) + np.uint64(g)) if len(chain) else np.empty(0, np.int64)
+            rare = np.flatnonzero(counts < self.store_after)
+            admitted[g] = int(rare[0]) if len(rare) else len(counts)
+        return admitted
+
+    def _may_store(self, request: Request, checkpoints: Sequence[int], written: int) -> bool:
+        """Whether anything of the request may be stored at all."""
+        if request.generation != self.pool.namespaces.generation[request.space]:
+            self.counts.stores_outdated += any(position <= written for position in checkpoints)
+            return False
+        return request.limits.store_tokens != 0
 
     def _roll_back(self, request: Request, reservations: Sequence[Reservation], checkpoints: Sequence[int]) -> None:
         """Nothing of it was stored, and what the checkpoints want is asked for again by the next store."""
         for reservation in reservations:
             self.pool.complete_store(reservation, ok=False)
+        self._ask_again(request, checkpoints)
+
+    def _ask_again(self, request: Request, checkpoints: Sequence[int]) -> None:
         request.checkpoints.update(checkpoints)
         request.stored_at = 0
 
-    def _unpin(self, request: Request) -> None:
-        if request.pins is not None:
-            self.pool.unpin(request.pins)
-        request.pins = request.hit = None
-
-    def _device_prefixes(self, request: Request) -> list[int]:
-        """What the device held of each cached group at the last lookup. The request resumes at the hit, or, if
-        nothing is loaded, at the smallest of them."""
-        held = request.device_tokens
-        names = [self.chunking.layout.groups[g].name for g in self.chunking.layout.cached]
-        return [held.get(name, 0) if isinstance(held, dict) else held for name in names]
-
-    def _present(self, request: Request) -> dict[int, tuple[np.ndarray, np.ndarray]]:
-        """The request's resident chunks: by group, their ascending `chunk_idx` and their slots."""
-        present = {}
-        for g, keys in request.keys.items():
-            slots = self.pool.find(keys)
-            chunks = np.flatnonzero(slots >= 0)
-            present[g] = (chunks, slots[chunks])
-        return present
-
-    def _slots_to_load(self, hit: Hit, present: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> np.ndarray:
-        slots = []
-        for g, (chunks, group_slots) in present.items():
-            slots.append(group_slots[np.searchsorted(chunks, hit.load[self.chunking.layout.groups[g].name])])
-        return np.concatenate(slots)
+    def _slots_to_load(self, request: Request, hit: Hit) -> np.ndarray:
+        names = self.chunking.layout.names
+        return np.concatenate([chain.slots(hit.load[names[g]]) for g, chain in request.chains.items()])
 
     def _load_bytes(self, hit: Hit) -> int:
         return sum(

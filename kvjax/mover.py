@@ -1,6 +1,6 @@
 """Runs plans on caches: what a worker process does. It knows no keys and decides nothing."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -19,19 +19,58 @@ from kvjax.plan import NULL_BLOCK, GroupMoves, LoadPlan, StorePlan
 DEFAULT_STAGING_BYTES = 64 * 2**20
 
 
+class Part:
+    """A piece of a move: some rows of one group.
+
+    Args:
+        group_idx: the group.
+        start: the first row of the group's moves.
+        stop: the row after the last one.
+        under_way: a future, or an array (anything with `is_ready` and `block_until_ready`) that is ready when the
+            rows are moved; `None` if they are.
+    """
+
+    __slots__ = ("error", "group_idx", "start", "stop", "under_way")
+
+    def __init__(self, group_idx: int, start: int, stop: int, under_way: Any):
+        self.group_idx = group_idx
+        self.start = start
+        self.stop = stop
+        self.under_way = under_way
+        self.error: Exception | None = None
+
+    def done(self) -> bool:
+        """True once the piece ended, well or not."""
+        return self.under_way is None or ended(self.under_way)
+
+    def wait(self) -> None:
+        """Waits until the piece ended; `error` says what went wrong."""
+        under_way = self.under_way
+        try:
+            if isinstance(under_way, Future):
+                under_way.result()
+            elif under_way is not None:
+                under_way.block_until_ready()
+        except Exception as error:  # noqa: BLE001  # the edge of a job: whatever went wrong fails it
+            self.error = error
+        self.under_way = None
+
+
 class Transfer:
     """Moves under way. Nothing of them is on the caller's hands any more.
 
     Args:
-        parts: futures, or arrays (anything with `is_ready` and `block_until_ready`).
+        parts: the pieces that were started.
+        error: what kept others from being started.
     """
 
-    def __init__(self, parts: Sequence[Any]):
+    def __init__(self, parts: Sequence[Part], error: Exception | None = None):
         self._parts = parts
+        self._error = error
 
     def done(self) -> bool:
         """True once all moves ended, well or not."""
-        return all(ended(part) for part in self._parts)
+        return all(part.done() for part in self._parts)
 
     def wait(self) -> None:
         """Waits for all moves.
@@ -39,14 +78,25 @@ class Transfer:
         Raises:
             Exception: the first failure, after all moves ended.
         """
-        first: Exception | None = None
+        error = self.settle()
+        if error is not None:
+            raise error
+
+    def settle(self) -> Exception | None:
+        """Waits for all moves, and returns the first failure."""
         for part in self._parts:
-            try:
-                part.result() if isinstance(part, Future) else part.block_until_ready()
-            except Exception as error:  # noqa: BLE001  # the edge of a job: whatever went wrong fails it
-                first = first or error
-        if first is not None:
-            raise first
+            part.wait()
+        return next((part.error for part in self._parts if part.error is not None), self._error)
+
+    def moved(self, plan: StorePlan | LoadPlan) -> dict[int, np.ndarray]:
+        """Returns, by `group_idx`, a mask of the rows of a plan that were moved; for a transfer that ended."""
+        masks = {moves.group_idx: np.zeros(moves.num_chunks, bool) for moves in plan.moves}
+        for part in self._parts:
+            masks[part.group_idx][part.start : part.stop] = True
+        for part in self._parts:  # rows of several leaves are in several parts
+            if part.error is not None:
+                masks[part.group_idx][part.start : part.stop] = False
+        return masks
 
 
 class Mover:
@@ -127,7 +177,7 @@ class Mover:
         self.caches.check(caches)
         for moves in plan.moves:
             self._check_ids(moves, lowest=0)
-        return dict(caches), _started(part for moves in plan.moves for part in self._transport.store(caches, moves))
+        return dict(caches), _started(plan, lambda moves: self._transport.store(caches, moves))
 
     def load(self, caches: Mapping[str, jax.Array], plan: LoadPlan) -> tuple[dict[str, jax.Array], Transfer]:
         """Starts moving chunks from the host pool to the device.
@@ -149,7 +199,7 @@ class Mover:
         for moves in plan.moves:
             self._check_ids(moves, lowest=NULL_BLOCK)
         updated = dict(caches)
-        return updated, _started(part for moves in plan.moves for part in self._transport.load(updated, moves))
+        return updated, _started(plan, lambda moves: self._transport.load(updated, moves))
 
     def read_chunks(self, group_idx: int, unit_ids: np.ndarray) -> np.ndarray:
         """Returns a copy of chunks, in the one format of `kvjax.packing`, however the caches are split.
@@ -185,15 +235,19 @@ class Mover:
                 raise ValueError(f"`plan` must have {name} from {low} to {limit - 1}, got {ids.min()} to {ids.max()}")
 
 
-def _started(parts: Iterable[Any]) -> Transfer:
-    """Issues moves one after the other; one that cannot be issued fails, and those after it are not tried."""
-    issued: list[Future[None] | jax.Array] = []
+def _started(plan: StorePlan | LoadPlan, start: Callable[[GroupMoves], Iterable[tuple[int, Any]]]) -> Transfer:
+    """Issues moves one after the other; of one that cannot be issued and those after it nothing is moved."""
+    issued: list[Part] = []
     try:
-        issued.extend(parts)
+        for moves in plan.moves:
+            row = 0
+            for num_rows, under_way in start(moves):
+                issued.append(Part(moves.group_idx, row, row + num_rows, under_way))
+                row += num_rows
+            if row != moves.num_chunks:
+                raise RuntimeError(f"only {row} of {moves.num_chunks} chunks of group {moves.group_idx} were moved")
     except Exception as error:  # noqa: BLE001  # the edge of a job: whatever went wrong fails it
-        future: Future[None] = Future()
-        future.set_exception(error)
-        issued.append(future)
+        return Transfer(issued, error)
     return Transfer(issued)
 
 

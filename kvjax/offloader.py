@@ -1,112 +1,48 @@
 """Ledger and mover in one process: the imperative shell."""
 
-from collections.abc import Hashable, Mapping, Sequence
-from dataclasses import dataclass, field
+import asyncio
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from os import PathLike
 from typing import Any, Literal, overload
 
 import jax
 
-from kvjax._checks import integer
+from kvjax._checks import integer, seconds
 from kvjax.chunking import resolve_chunking
 from kvjax.groups import CacheLayout
 from kvjax.handles import Load, Lookup, Store
+from kvjax.jobs import Job, Jobs
+from kvjax.jobs import JobResult as JobResult
 from kvjax.ledger import Ledger
 from kvjax.memory.host import check_available
 from kvjax.memory.registration import register
 from kvjax.memory.transports import granule_bytes
 from kvjax.mover import Mover, Transfer
+from kvjax.observe.changes import events_of
+from kvjax.observe.events import GuardedCallback, KVEvent
+from kvjax.observe.trace import TraceWriter
 from kvjax.packing import cut_into_units, unit_bytes
-from kvjax.pool import Policy
+from kvjax.pool import Change, Policy
 from kvjax.positions import Restorable
+from kvjax.stats import GroupStats, Stats
 
-
-@dataclass(frozen=True, slots=True)
-class JobResult:
-    """How a job ended.
-
-    Args:
-        job_id: counts the offloader's jobs.
-        request_id: the request it was for.
-        operation: `"load"` or `"store"`.
-        ok: false if the chunks could not be moved. They are misses then, and the tokens of a load beyond
-            what the device held must be recomputed.
-        num_chunks: chunks asked for.
-        num_bytes: their bytes, without padding.
-        valid_tokens: of a load: the prefix that is in the caches.
-        error: what went wrong, empty if nothing did.
-    """
-
-    job_id: int
-    request_id: Hashable
-    operation: str
-    ok: bool
-    num_chunks: int
-    num_bytes: int
-    valid_tokens: int | None
-    error: str = ""
-
-
-@dataclass(slots=True, eq=False)
-class Job:
-    """A load or store under way; `result` is there once `poll` or `wait` saw it end."""
-
-    job_id: int
-    request_id: Hashable
-    operation: str
-    work: Load | Store = field(repr=False)
-    transfer: Transfer = field(repr=False)
-    result: JobResult | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What an offloader did and holds.
-
-    Args:
-        budget_bytes: the host pool's budget.
-        bytes_held: units in use times their bytes, those being written included.
-        resident_chunks: chunks that a lookup finds.
-        chunks_stored: chunks that became resident so far.
-        bytes_stored: their bytes, without padding.
-        chunks_loaded: chunks restored so far.
-        bytes_loaded: their bytes, without padding.
-        evicted_chunks: chunks that made room for others.
-        dropped_chunks: chunks that could not be stored, as a block was freed before they were complete.
-        refused_stores: times that the pool had no room for a store.
-        failed_jobs: jobs that ended badly.
-        lookups: prompts looked up.
-        lookup_tokens: their tokens.
-        hit_tokens: of those, tokens that need no computing.
-        open_requests: requests not finished.
-        open_jobs: jobs not seen to end.
-        most_staged_bytes: the most that was staged at a time.
-    """
-
-    budget_bytes: int
-    bytes_held: int
-    resident_chunks: int
-    chunks_stored: int
-    bytes_stored: int
-    chunks_loaded: int
-    bytes_loaded: int
-    evicted_chunks: int
-    dropped_chunks: int
-    refused_stores: int
-    failed_jobs: int
-    lookups: int
-    lookup_tokens: int
-    hit_tokens: int
-    open_requests: int
-    open_jobs: int
-    most_staged_bytes: int
+_LOG = logging.getLogger(__name__)
+# How long a wait with a limit sleeps between two looks, at first and at most.
+_FIRST_SLEEP_S = 0.0001
+_LONGEST_SLEEP_S = 0.005
 
 
 class Offloader:
     """Keeps chunks of a paged KV cache in host memory and brings them back.
 
     A request goes `lookup`, `load`, then `extend` and `store` as it is computed, then `finish`. Device
-    caches are passed in and come back; none is kept. Not thread-safe: call it from the thread that runs
-    the model.
+    caches are passed in and come back; none is kept. `load` and `store` are called from the thread that
+    runs the model, in the same order in every process; all other methods from any thread.
 
     Args:
         layout: the groups, with their leaves.
@@ -126,7 +62,13 @@ class Offloader:
         staging_bytes: what is staged at most at a time, on each device as on the host; 64 MiB by default, or one
             chunk if that is larger.
         transfer: `"direct"`, `"staged"` or `"auto"`, see `kvjax.memory.transports`.
-        policy: the pool's order of eviction, LRU by default.
+        policy: the pool's order of eviction, LRU by default; see `kvjax.pool.Policy`.
+        store_after: a chunk is stored only if prompts asked for it so many times, the one that stores it among
+            them; 1 stores what is asked for once.
+        deadline_s: how long a job may take, in seconds, if `load` or `store` say nothing; `None` for ever.
+        on_event: called with a `KVEvent` for chunks that became resident or ceased to be, in order, from whichever
+            thread saw it. It may call the offloader. What it raises is logged and goes no further.
+        record: a file to which the calls are recorded for `kvjax replay`. It has keys, never tokens.
         show_progress: progress bars for start-up on standard error; `None`: where that is a terminal.
 
     Raises:
@@ -151,8 +93,14 @@ class Offloader:
         staging_bytes: int | None = None,
         transfer: str = "auto",
         policy: Policy | None = None,
+        store_after: int = 1,
+        deadline_s: float | None = None,
+        on_event: Callable[[KVEvent], object] | None = None,
+        record: str | PathLike[str] | None = None,
         show_progress: bool | None = None,
     ):
+        self._deadline_s = seconds(deadline_s, "deadline_s")
+        self._callback = None if on_event is None else GuardedCallback(on_event)
         self.chunking = resolve_chunking(
             layout, blocks_per_chunk=blocks_per_chunk, block_size=block_size, min_chunk_bytes=min_chunk_bytes
         )
@@ -167,6 +115,7 @@ class Offloader:
             shard=shard,
             resume_multiple=resume_multiple,
             checkpoint_tokens=checkpoint_tokens,
+            store_after=store_after,
             policy=policy,
         )
         self._host_bytes = int(host_bytes)
@@ -180,9 +129,18 @@ class Offloader:
             show_progress=show_progress,
         )
         self._num_blocks = {layout.groups[g].name: self.mover.caches.num_blocks(g) for g in layout.cached}
-        self._jobs: dict[int, Job] = {}  # under way, in the order in which they were issued
-        self._ended: list[JobResult] = []  # seen to end, not told yet
-        self._next_job = 0
+        self._jobs = Jobs(self.ledger, self._revive)
+        self._lock = threading.RLock()
+        self._depth = 0  # calls of this offloader, one within the other, that hold the lock
+        self._changes: deque[Change] = deque()
+        self._telling = threading.Lock()
+        self._policy_error: Exception | None = None
+        if self._callback is not None:
+            self.ledger.pool.on_change = self._changes.append
+        self._trace = None
+        if record is not None:
+            unit = self.chunking.tokens_per_hash
+            self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking)
         self._closed = False
 
     # --- a request ------------------------------------------------------------------------------------
@@ -197,22 +155,43 @@ class Offloader:
         device_tokens: int | Mapping[str, int] = 0,
         salt: str | bytes = b"",
         ranks: Sequence[Restorable] = (),
+        max_store_tokens: int | None = None,
+        max_load_tokens: int | None = None,
+        skip: bool = False,
     ) -> Lookup:
         """Registers a request and finds the longest prefix that can be restored; see `Ledger.lookup`."""
-        self.check_open()
-        self.see_ended()
-        return self.ledger.lookup(
-            request_id,
-            token_ids,
-            hashes=hashes,
-            num_tokens=num_tokens,
-            device_tokens=device_tokens,
-            salt=salt,
-            ranks=ranks,
-        )
+        with self._open():
+            self._jobs.see_ended()
+            found = self.ledger.lookup(
+                request_id,
+                token_ids,
+                hashes=hashes,
+                num_tokens=num_tokens,
+                device_tokens=device_tokens,
+                salt=salt,
+                ranks=ranks,
+                max_store_tokens=max_store_tokens,
+                max_load_tokens=max_load_tokens,
+                skip=skip,
+            )
+            if self._trace is not None:
+                self._trace.lookup(
+                    request_id,
+                    namespace=self.ledger.namespace(salt),
+                    num_tokens=self.ledger.num_tokens(request_id),
+                    hashes=self.ledger.prefix_hashes(request_id),
+                    device_tokens=device_tokens,
+                )
+            return found
 
     def load(
-        self, caches: Mapping[str, jax.Array], request_id: Hashable, block_tables: Mapping[str, Any]
+        self,
+        caches: Mapping[str, jax.Array],
+        request_id: Hashable,
+        block_tables: Mapping[str, Any],
+        *,
+        share: bool = False,
+        deadline_s: float | None = None,
     ) -> tuple[dict[str, jax.Array], Job]:
         """Starts to restore the hit of the last `lookup` into the request's blocks.
 
@@ -224,6 +203,9 @@ class Offloader:
             request_id: a request that was looked up and not loaded since.
             block_tables: block ids by place in the sequence, by group name; -1 is the null block, allowed
                 where nothing is restored. They must reach the hit.
+            share: the table may name blocks into which a load under way restores the same chunks, as
+                `Lookup.arriving` told them: they are not loaded again. Without it all blocks are the request's own.
+            deadline_s: how long the job may take, in seconds; as the offloader says by default.
 
         Returns:
             The caches to go on with, and the job.
@@ -232,16 +214,17 @@ class Offloader:
             ValueError: an unknown request or one without a hit to load, tables that do not fit, or caches
                 unlike the registered ones. Then nothing changed.
         """
-        self.check_open()
-        self.mover.caches.check(caches)
-        load = self.ledger.prepare_load(request_id, block_tables, num_blocks=self._num_blocks)
-        try:
-            caches, transfer = self.mover.load(caches, load.plan)
-        except BaseException:
-            self.ledger.complete_load(load, ok=False)
-            self._revive()
-            raise
-        return caches, self.issued(request_id, "load", load, transfer)
+        limit = seconds(deadline_s, "deadline_s")
+        with self._open():
+            self.mover.caches.check(caches)
+            load = self.prepare_load(request_id, block_tables, share=share)
+            try:
+                caches, transfer = self.mover.load(caches, load.plan)
+            except BaseException:
+                self.ledger.complete_load(load, ok=False)
+                self._revive()
+                raise
+            return caches, self.issued(request_id, "load", load, transfer, deadline_s=limit)
 
     def extend(
         self,
@@ -252,13 +235,20 @@ class Offloader:
         num_tokens: int | None = None,
     ) -> None:
         """Adds accepted tokens to a request; see `Ledger.extend`."""
-        self.check_open()
-        self.ledger.extend(request_id, token_ids, hashes=hashes, num_tokens=num_tokens)
+        with self._open():
+            known = len(self.ledger.prefix_hashes(request_id)) if self._trace is not None else 0
+            self.ledger.extend(request_id, token_ids, hashes=hashes, num_tokens=num_tokens)
+            if self._trace is not None:
+                self._trace.extend(
+                    request_id,
+                    num_tokens=self.ledger.num_tokens(request_id),
+                    hashes=self.ledger.prefix_hashes(request_id, known),
+                )
 
     def next_cut(self, request_id: Hashable, position: int) -> int | None:
         """Returns where a request must end a step so that its states can be stored; see `Ledger.next_cut`."""
-        self.check_open()
-        return self.ledger.next_cut(request_id, position)
+        with self._open():
+            return self.ledger.next_cut(request_id, position)
 
     def store(
         self,
@@ -268,6 +258,7 @@ class Offloader:
         num_tokens: int,
         *,
         checkpoint: bool = False,
+        deadline_s: float | None = None,
     ) -> tuple[dict[str, jax.Array], Job]:
         """Starts to store what the request's checkpoints want and is complete by now.
 
@@ -280,6 +271,7 @@ class Offloader:
             block_tables: block ids by place in the sequence, by group name; -1 is the null block.
             num_tokens: tokens whose cache is written, at most those the request has.
             checkpoint: make `num_tokens` a place to resume from.
+            deadline_s: how long the job may take, in seconds; as the offloader says by default.
 
         Returns:
             The caches to go on with, and the job.
@@ -288,19 +280,18 @@ class Offloader:
             ValueError: an unknown request, `num_tokens` beyond its tokens, tables that do not fit, or
                 caches unlike the registered ones. Then nothing changed.
         """
-        self.check_open()
-        self.mover.caches.check(caches)
-        self.see_ended()
-        store = self.ledger.prepare_store(
-            request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._num_blocks
-        )
-        try:
-            caches, transfer = self.mover.store(caches, store.plan)
-        except BaseException:
-            self.ledger.complete_store(store, ok=False)
-            self._revive()
-            raise
-        return caches, self.issued(request_id, "store", store, transfer)
+        limit = seconds(deadline_s, "deadline_s")
+        with self._open():
+            self.mover.caches.check(caches)
+            self._jobs.see_ended()
+            store = self.prepare_store(request_id, block_tables, num_tokens, checkpoint=checkpoint)
+            try:
+                caches, transfer = self.mover.store(caches, store.plan)
+            except BaseException:
+                self.ledger.complete_store(store, ok=False)
+                self._revive()
+                raise
+            return caches, self.issued(request_id, "store", store, transfer, deadline_s=limit)
 
     def finish(self, request_id: Hashable) -> None:
         """Forgets a request and releases what it kept. Its jobs go on.
@@ -308,97 +299,179 @@ class Offloader:
         Raises:
             ValueError: the request is unknown or was finished before.
         """
-        self.check_open()
-        self.ledger.finish(request_id)
+        with self._open():
+            self.ledger.finish(request_id)
+            if self._trace is not None:
+                self._trace.finish(request_id)
 
     # --- jobs -----------------------------------------------------------------------------------------
 
     def poll(self) -> list[JobResult]:
         """Returns the results of jobs that ended, each once, without waiting."""
-        self.check_open()
-        self.see_ended()
-        told, self._ended = self._ended, []
-        return told
+        with self._open():
+            self._jobs.see_ended()
+            return self._jobs.take_ended()
 
     @overload
-    def wait(self, job: Job) -> JobResult: ...
+    def wait(self, job: Job, *, timeout_s: float | None = None) -> JobResult: ...
 
     @overload
-    def wait(self, job: None = None) -> list[JobResult]: ...
+    def wait(self, job: None = None, *, timeout_s: float | None = None) -> list[JobResult]: ...
 
-    def wait(self, job: Job | None = None) -> JobResult | list[JobResult]:
+    def wait(self, job: Job | None = None, *, timeout_s: float | None = None) -> JobResult | list[JobResult]:
         """Waits for a job, or for all of them.
 
         Args:
             job: a job of this offloader; its result can be had again and again. `None` waits for all.
+            timeout_s: how long to wait, in seconds; `None` until they end, or reach their deadlines.
 
         Returns:
             The job's result; or, for all, the results not told by `poll` or `wait` before.
 
         Raises:
             ValueError: the job is not one of this offloader.
+            TimeoutError: they did not end in time; they go on.
         """
-        self.check_open()
-        if job is None:
-            for open_job in list(self._jobs.values()):
-                self._end(open_job)
-            return self.poll()
-        if job.result is None:
-            if self._jobs.get(job.job_id) is not job:
-                raise ValueError(f"`job` must be one of this offloader, got {job!r}")
-            self._end(job)
-        result = job.result
-        assert result is not None, "a job that ended has a result"
-        self._ended = [ended for ended in self._ended if ended is not result]
-        return result
+        until = _after(seconds(timeout_s, "timeout_s"))
+        for one in self._waited_for(job):
+            sleep = _FIRST_SLEEP_S
+            while one.result is None:
+                self._look_at(one, until)
+                limits = [limit for limit in (until, one.deadline) if limit is not None]
+                if one.result is None and not limits:
+                    self._block(one)
+                elif one.result is None:
+                    time.sleep(max(0.0, min(sleep, min(limits) - time.monotonic())))
+                    sleep = min(2 * sleep, _LONGEST_SLEEP_S)
+        return self._tell(job)
 
-    def issued(self, request_id: Hashable, operation: str, work: Load | Store, transfer: Transfer) -> Job:
+    async def wait_async(self, job: Job | None = None, *, timeout_s: float | None = None) -> Any:
+        """`wait` for an event loop: other tasks run meanwhile. A task that is cancelled leaves the jobs as they are."""
+        until = _after(seconds(timeout_s, "timeout_s"))
+        for one in self._waited_for(job):
+            sleep = _FIRST_SLEEP_S
+            while one.result is None:
+                self._look_at(one, until)
+                if one.result is None:
+                    await asyncio.sleep(sleep)
+                    sleep = min(2 * sleep, _LONGEST_SLEEP_S)
+        return self._tell(job)
+
+    def cancel(self, job: Job) -> bool:
+        """Gives a job up: it has a bad result at once, and what it was to move counts as not moved.
+
+        What was issued runs to its end all the same; until then its chunks stay where they are. A load's blocks may
+        still be written, but no later than by the next step that takes the caches which `load` returned.
+
+        Returns:
+            Whether it was given up; false if it has a result already.
+
+        Raises:
+            ValueError: the job is not one of this offloader.
+        """
+        with self._open():
+            self._jobs.see_ended()
+            if isinstance(job, Job) and job.result is not None:
+                return False
+            self._check_job(job)
+            self._jobs.cancel(job)
+            return True
+
+    def prepare_load(self, request_id: Hashable, block_tables: Mapping[str, Any], *, share: bool = False) -> Load:
+        """Prepares a load in the ledger, for those who issue it themselves and call `issued`."""
+        with self._open():
+            load = self.ledger.prepare_load(request_id, block_tables, num_blocks=self._num_blocks, share=share)
+            if self._trace is not None:
+                self._trace.load(request_id)
+            return load
+
+    def prepare_store(
+        self, request_id: Hashable, block_tables: Mapping[str, Any], num_tokens: int, *, checkpoint: bool = False
+    ) -> Store:
+        """Prepares a store in the ledger, for those who issue it themselves and call `issued`."""
+        with self._open():
+            store = self.ledger.prepare_store(
+                request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._num_blocks
+            )
+            if self._trace is not None:
+                self._trace.store(request_id, num_tokens=num_tokens, checkpoint=checkpoint)
+            return store
+
+    def issued(
+        self,
+        request_id: Hashable,
+        operation: str,
+        work: Load | Store,
+        transfer: Transfer,
+        *,
+        deadline_s: float | None = None,
+    ) -> Job:
         """Takes on a move that was prepared in the ledger and issued, and returns its job."""
-        job = Job(self._next_job, request_id, operation, work, transfer)
-        self._next_job += 1
-        self._jobs[job.job_id] = job
-        if not work.plan.moves:
-            self._end(job)
-        return job
+        with self._open():
+            limit = self._deadline_s if deadline_s is None else deadline_s
+            return self._jobs.add(request_id, operation, work, transfer, limit)
 
     # --- all of it ------------------------------------------------------------------------------------
 
     def namespace(self, salt: str | bytes = b"") -> bytes:
         """Returns the namespace of requests with this salt, for `invalidate`."""
-        return self.ledger.namespace(salt)
+        with self._locked():
+            return self.ledger.namespace(salt)
 
     def invalidate(self, namespace: bytes | None = None) -> int:
-        """Makes every chunk a miss, or those of one namespace, whatever is in flight.
+        """Makes every chunk a miss, or those of one namespace, whatever is in flight; see `Ledger.invalidate`.
 
         Returns:
             How many chunks were held.
         """
-        self.check_open()
-        return self.ledger.invalidate(namespace)
+        with self._open():
+            held = self.ledger.invalidate(namespace)
+            if self._trace is not None:
+                self._trace.invalidate(namespace)
+            return held
+
+    def update_model(self, model: str) -> None:
+        """Says that the weights are others from now on; see `Ledger.update_model`."""
+        with self._open():
+            self.ledger.update_model(model)
+            if self._trace is not None:
+                self._trace.invalidate(None)
 
     def stats(self) -> Stats:
-        """Returns what was done so far and what is held."""
-        self.see_ended()
-        counts, pool = self.ledger.counts, self.ledger.pool
-        return Stats(
-            budget_bytes=self._host_bytes,
-            bytes_held=(pool.num_units - pool.num_free_units) * self.ledger.units.unit_bytes,
-            resident_chunks=pool.num_resident,
-            chunks_stored=counts.chunks_stored,
-            bytes_stored=counts.bytes_stored,
-            chunks_loaded=counts.chunks_loaded,
-            bytes_loaded=counts.bytes_loaded,
-            evicted_chunks=pool.counts.evicted,
-            dropped_chunks=counts.chunks_dropped,
-            refused_stores=pool.counts.refused,
-            failed_jobs=counts.loads_failed + counts.stores_failed,
-            lookups=counts.lookups,
-            lookup_tokens=counts.lookup_tokens,
-            hit_tokens=counts.hit_tokens,
-            open_requests=self.ledger.num_requests,
-            open_jobs=len(self._jobs),
-            most_staged_bytes=self.mover.most_staged_bytes,
-        )
+        """Returns what was done so far and what is held. It may be called after `close`, too."""
+        with self._locked():
+            if not self._closed:
+                self._jobs.see_ended()
+            counts, pool = self.ledger.counts, self.ledger.pool
+            return Stats(
+                budget_bytes=self._host_bytes,
+                bytes_held=(pool.num_units - pool.num_free_units) * self.ledger.units.unit_bytes,
+                resident_chunks=pool.num_resident,
+                chunks_stored=counts.chunks_stored,
+                bytes_stored=counts.bytes_stored,
+                chunks_loaded=counts.chunks_loaded,
+                bytes_loaded=counts.bytes_loaded,
+                evicted_chunks=pool.counts.evicted,
+                dropped_chunks=counts.chunks_dropped,
+                chunks_not_admitted=counts.chunks_declined,
+                stale_chunks=pool.counts.stale,
+                outdated_stores=counts.stores_outdated,
+                refused_stores=pool.counts.refused,
+                shared_loads=counts.loads_shared,
+                failed_jobs=counts.loads_failed + counts.stores_failed,
+                cancelled_jobs=self._jobs.num_cancelled,
+                late_jobs=self._jobs.num_late,
+                lookups=counts.lookups,
+                lookup_tokens=counts.lookup_tokens,
+                hit_tokens=counts.hit_tokens,
+                open_requests=self.ledger.num_requests,
+                open_jobs=self._jobs.num_open,
+                given_up_jobs=self._jobs.num_given_up,
+                most_staged_bytes=self.mover.most_staged_bytes,
+                load_seconds=self._jobs.load_seconds.snapshot(),
+                store_seconds=self._jobs.store_seconds.snapshot(),
+                groups=self._group_stats(),
+            )
 
     def check_integrity(self) -> None:
         """Recounts the books.
@@ -406,16 +479,36 @@ class Offloader:
         Raises:
             AssertionError: they contradict each other.
         """
-        self.ledger.check_integrity()
+        with self._locked():
+            self.ledger.check_integrity()
 
-    def close(self) -> None:
-        """Waits for the jobs under way and ends. A second call does nothing."""
-        if self._closed:
-            return
-        for job in list(self._jobs.values()):
-            self._end(job)
-        self.mover.close()
-        self._closed = True
+    def close(self, *, timeout_s: float | None = None) -> None:
+        """Waits for all that was issued and ends. A second call does nothing.
+
+        Args:
+            timeout_s: how long to wait, in seconds; `None` until all has ended.
+
+        Raises:
+            TimeoutError: something hangs. The memory that it may still write to is kept, and `close` can be called
+                again; nothing else can.
+        """
+        until = _after(seconds(timeout_s, "timeout_s"))
+        with self._locked():
+            if self._closed and not self._jobs.unsettled():
+                return
+            self._closed = True
+        for job in self._jobs.unsettled():
+            while until is not None and not job.transfer.done():
+                left = until - time.monotonic()
+                if left <= 0:
+                    raise TimeoutError(f"{len(self._jobs.unsettled())} jobs did not end in {timeout_s} s")
+                time.sleep(min(left, _LONGEST_SLEEP_S))
+            job.transfer.settle()
+        with self._locked():
+            self._jobs.see_ended()
+            self.mover.close()
+            if self._trace is not None:
+                self._trace.close()
 
     def __enter__(self) -> "Offloader":
         return self
@@ -432,39 +525,110 @@ class Offloader:
 
     def see_ended(self) -> None:
         """Completes the jobs that ended, without waiting; `poll` tells of them."""
-        for job in list(self._jobs.values()):
-            if job.transfer.done():
-                self._end(job)
+        with self._locked():
+            self._jobs.see_ended()
+
+    @contextmanager
+    def _locked(self) -> Iterator[None]:
+        """One thread at a time; what happened is told when the lock is free again."""
+        outermost = False
+        try:
+            with self._lock:
+                outermost = self._depth == 0
+                self._depth += 1
+                try:
+                    yield
+                finally:
+                    self._depth -= 1
+                    self._note_policy_error()
+        finally:
+            if outermost:
+                self._tell_events()
+
+    @contextmanager
+    def _open(self) -> Iterator[None]:
+        with self._locked():
+            self.check_open()
+            yield
+
+    def _tell_events(self) -> None:
+        """Tells the events in their order. Where another thread is at it, or this one further up, that one goes on."""
+        while self._callback is not None and self._changes and self._telling.acquire(blocking=False):
+            try:
+                while self._changes:
+                    for event in events_of(self.chunking, self._changes.popleft()):
+                        self._callback(event)
+            finally:
+                self._telling.release()
+
+    def _note_policy_error(self) -> None:
+        error = self.ledger.pool.policy_error
+        if error is not self._policy_error:
+            self._policy_error = error
+            _LOG.error("the policy of eviction failed; the pool goes on with LRU", exc_info=error)
+
+    def _group_stats(self) -> tuple[GroupStats, ...]:
+        counts, pool = self.ledger.counts, self.ledger.pool
+        resident, units = pool.resident_by_group().tolist(), pool.units_by_group().tolist()
+        found = []
+        for g in self.chunking.layout.cached:
+            size = self.chunking.chunk_bytes[g] or 0
+            stored, loaded = int(pool.counts.stored_by_group[g]), int(counts.loaded_by_group[g])
+            found.append(
+                GroupStats(
+                    name=self.chunking.layout.groups[g].name,
+                    resident_chunks=resident[g],
+                    bytes_held=units[g] * self.ledger.units.unit_bytes,
+                    chunks_stored=stored,
+                    bytes_stored=stored * size,
+                    chunks_loaded=loaded,
+                    bytes_loaded=loaded * size,
+                    chunks_evicted=int(pool.counts.evicted_by_group[g]),
+                    chunks_dropped=int(counts.dropped_by_group[g]),
+                )
+            )
+        return tuple(found)
 
     def _revive(self) -> None:
         """A pool that died with a program is made anew, and holds nothing."""
         if self.mover.revive():
             self.ledger.invalidate()
 
-    def _end(self, job: Job) -> None:
-        error = ""
-        del self._jobs[job.job_id]
-        try:
-            job.transfer.wait()
-        except Exception as failure:  # noqa: BLE001  # the edge of a job: whatever went wrong fails it
-            error = f"{type(failure).__name__}: {failure}"
-        work = job.work
-        valid_tokens = None
-        if isinstance(work, Load):
-            self.ledger.complete_load(work, ok=not error)
-            valid_tokens = work.device_tokens if error else work.hit_tokens
-        else:
-            self.ledger.complete_store(work, ok=not error)
-        if error:
-            self._revive()
-        job.result = JobResult(
-            job_id=job.job_id,
-            request_id=job.request_id,
-            operation=job.operation,
-            ok=not error,
-            num_chunks=work.plan.num_chunks,
-            num_bytes=work.plan.num_bytes,
-            valid_tokens=valid_tokens,
-            error=error,
-        )
-        self._ended.append(job.result)
+    def _check_job(self, job: Any) -> None:
+        if not self._jobs.is_open(job):
+            raise ValueError(f"`job` must be one of this offloader, got {job!r}")
+
+    def _waited_for(self, job: Job | None) -> list[Job]:
+        with self._open():
+            if job is None:
+                return self._jobs.open_jobs()
+            if not isinstance(job, Job) or job.result is None:
+                self._check_job(job)
+            return [job]
+
+    def _look_at(self, job: Job, until: float | None) -> None:
+        """Sees what ended; raises a `TimeoutError` if it is too late for a job."""
+        with self._open():
+            self._jobs.see_ended()
+        if job.result is None and until is not None and time.monotonic() >= until:
+            raise TimeoutError(f"job {job.job_id} did not end in time")
+
+    def _block(self, job: Job) -> None:
+        """Waits for the transfers of a job and of all before it, on which it may depend. Others may call meanwhile."""
+        with self._locked():
+            before = [other for other in self._jobs.unsettled() if other.job_id <= job.job_id]
+        for other in before:
+            other.transfer.settle()
+
+    def _tell(self, job: Job | None) -> JobResult | list[JobResult]:
+        with self._locked():
+            if job is None:
+                return self._jobs.take_ended()
+            result = job.result
+            assert result is not None, "a job that was waited for has a result"
+            self._jobs.told(result)
+            return result
+
+
+def _after(timeout_s: float | None) -> float | None:
+    return None if timeout_s is None else time.monotonic() + timeout_s

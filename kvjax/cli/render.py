@@ -1,15 +1,12 @@
 """What the commands print for people."""
 
-import sys
-from collections.abc import Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
-from rich.text import Text
+
+from kvjax.cli.tables import literal, new_console, plain_table
 
 _NAMES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
-_WIDE = 200  # columns where standard output is no terminal, so that nothing is folded
 
 
 def human_bytes(num_bytes: float) -> str:
@@ -35,13 +32,13 @@ def print_plan(document: dict[str, Any], checkpoints: str) -> None:
         document: see `kvjax.cli.plan.describe`.
         checkpoints: the chosen ones, in words.
     """
-    console = _console()
+    console = new_console()
     console.print(_cut_table(document))
     console.print()
     console.print(_cost_table(document))
     console.print()
     for line in [*_sums(document, checkpoints), *_of_model(document)]:
-        console.print(_text(line))
+        console.print(literal(line))
     if document["host"] or document["request"]:
         console.print()
         console.print(_capacity_table(document))
@@ -58,11 +55,11 @@ def _cut_table(document: dict[str, Any]) -> Table:
         "units",
         "padding",
     )
-    table = _table("group", "kind", right=headings)
+    table = plain_table("group", "kind", right=headings)
     for group in document["groups"]:
         chunk_bytes = group["chunk_bytes"]
         table.add_row(
-            _text(group["name"]),
+            literal(group["name"]),
             _kind(group),
             f"{group['num_layers']}",
             f"{group['tokens_per_block']:,}",
@@ -80,7 +77,7 @@ def _cost_table(document: dict[str, Any]) -> Table:
     ranks = document["per_host"]["ranks"]
     host = f"host bytes of\n{document['share_tokens']:,} tokens"
     headings = ("bytes\nper token", "and layer", "window cap", "state", "one\ncheckpoint", host, "share")
-    table = _table("group", right=headings if ranks == 1 else ("shards", *headings))
+    table = plain_table("group", right=headings if ranks == 1 else ("shards", *headings))
     for group in document["groups"]:
         if group["kind"] == "scratch":
             continue
@@ -93,7 +90,7 @@ def _cost_table(document: dict[str, Any]) -> Table:
         ]
         if ranks > 1:
             cells.insert(0, f"{group['distinct_shards']} of {ranks}")
-        table.add_row(_text(group["name"]), *cells)
+        table.add_row(literal(group["name"]), *cells)
     return table
 
 
@@ -170,7 +167,7 @@ def _capacity_table(document: dict[str, Any]) -> Table:
     ]
     headings += ["longest\nrequest"] if host else []
     headings += [f"requests of\n{length}"] if host and request else []
-    table = _table("checkpoints", right=headings)
+    table = plain_table("checkpoints", right=headings)
     names = {"dense": "every chunk", "end": "at the end only", "listed": "as listed"}
     every = chosen["checkpoint_tokens"] or chosen["default_checkpoint_tokens"]
     names |= {"every": f"every {every:,} tokens"} if every else {}
@@ -196,22 +193,12 @@ def print_hit(document: dict[str, Any], num_tokens: int) -> None:
     limits = ", ".join(map(repr, document["limited_by"])) or "nothing"
     table = Table("group", "chunks to load", box=None, header_style="bold", pad_edge=False)
     for name, chunks in document["load"].items():
-        table.add_row(_text(name), f"{len(chunks):,}: {_ranges(chunks)}" if chunks else "-")
-    console = _console()
-    console.print(_text(f"hit         {document['hit_tokens']:,} of {num_tokens:,} tokens"))
-    console.print(_text(f"limited by  {limits}"))
+        table.add_row(literal(name), f"{len(chunks):,}: {_ranges(chunks)}" if chunks else "-")
+    console = new_console()
+    console.print(literal(f"hit         {document['hit_tokens']:,} of {num_tokens:,} tokens"))
+    console.print(literal(f"limited by  {limits}"))
     console.print()
     console.print(table)
-
-
-def _console() -> Console:
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
-
-
-def _text(text: str) -> Text:
-    """Text taken literally, also where standard output cannot spell it."""
-    encoding = sys.stdout.encoding or "utf-8"
-    return Text(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _kind(group: dict[str, Any]) -> str:
@@ -219,13 +206,6 @@ def _kind(group: dict[str, Any]) -> str:
     if group["lookahead_tokens"]:
         parts.append(f"+{group['lookahead_tokens']:,}")
     return " ".join(parts)
-
-
-def _table(*left: str, right: Sequence[str] = ()) -> Table:
-    table = Table(*left, box=None, header_style="bold", pad_edge=False)
-    for heading in right:
-        table.add_column(heading, justify="right")
-    return table
 
 
 def _number(value: int | None, nothing: str = "-") -> str:

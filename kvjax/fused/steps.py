@@ -13,7 +13,7 @@ from kvjax.fused.host import bucket_of, pad_ids, rows_sharding
 from kvjax.fused.layer_rows import LayerRows, rows_of
 from kvjax.fused.transfers import Arriving
 from kvjax.handles import Load, Store
-from kvjax.mover import Transfer
+from kvjax.mover import Part, Transfer
 from kvjax.observe.progress import progress_bar
 from kvjax.offloader import Job, Offloader
 from kvjax.plan import GroupMoves
@@ -126,13 +126,11 @@ class FusedSteps:
         self._check_not_closed()
         offloader.mover.caches.check(caches)
         offloader.see_ended()
-        store = offloader.ledger.prepare_store(
-            request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._by_name()
-        )
+        store = offloader.prepare_store(request_id, block_tables, num_tokens, checkpoint=checkpoint)
         loading = None
         try:
             if load:
-                loading = offloader.ledger.prepare_load(request_id, block_tables, num_blocks=self._by_name())
+                loading = offloader.prepare_load(request_id, block_tables)
             moves = loading.plan.moves if loading else ()
             loaded, current = None, dict(caches)
             bucket = self._bucket(moves, self._arriving_buckets)
@@ -172,14 +170,10 @@ class FusedSteps:
         step.is_open = False
         updated, jobs = dict(caches), []
         if step.load is not None:
-            arrived = step.loaded or Transfer([_Arrived(caches[name]) for name in self._written(step.load)])
+            arrived = step.loaded or Transfer(self._written(step.load, caches))
             jobs.append(offloader.issued(step.request_id, "load", step.load, arrived))
         if step.rides:
-            parts: list[Any] = [
-                self._worker.submit(self._keep, moves, len(step.leaving[self._names[moves.group_idx]]), arrays)
-                for moves, arrays in collected
-            ]
-            stored = Transfer(parts)
+            stored = Transfer([self._kept(step, moves, arrays) for moves, arrays in collected])
         else:
             try:
                 updated, stored = offloader.mover.store(caches, step.store.plan)
@@ -281,12 +275,18 @@ class FusedSteps:
         most = max((len(rows_of(move)) for move in moves), default=0)
         return bucket_of(most, buckets) if most <= max(buckets) else None
 
-    def _written(self, load: Load) -> list[str]:
-        caches = self._offloader.mover.caches
-        return [name for moves in load.plan.moves for name in caches.group_leaves[moves.group_idx]]
+    def _kept(self, step: Step, moves: GroupMoves, arrays: dict[str, list[jax.Array]]) -> Part:
+        bucket = len(step.leaving[self._names[moves.group_idx]])
+        return Part(moves.group_idx, 0, moves.num_chunks, self._worker.submit(self._keep, moves, bucket, arrays))
 
-    def _by_name(self) -> dict[str, int]:
-        return {name: self._num_blocks[g] for g, name in self._names.items()}
+    def _written(self, load: Load, caches: Caches) -> list[Part]:
+        """What the step wrote for a load, leaf by leaf."""
+        leaves = self._offloader.mover.caches.group_leaves
+        return [
+            Part(moves.group_idx, 0, moves.num_chunks, _Arrived(caches[name]))
+            for moves in load.plan.moves
+            for name in leaves[moves.group_idx]
+        ]
 
     def _roll_back(self, load: Load | None, store: Store | None) -> None:
         if store is not None:

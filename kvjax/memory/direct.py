@@ -116,7 +116,7 @@ class DirectTransport:
         self._stagings = [self._new_staging() for _ in range(num_stagings)]
         self._turns = cycle(range(num_stagings))
 
-    def store(self, caches: Mapping[str, jax.Array], moves: GroupMoves) -> Iterator[jax.Array]:
+    def store(self, caches: Mapping[str, jax.Array], moves: GroupMoves) -> Iterator[tuple[int, jax.Array]]:
         """Starts the move of chunks of one group to the pool.
 
         Args:
@@ -124,7 +124,8 @@ class DirectTransport:
             moves: the chunks; all ids are in range.
 
         Yields:
-            For each piece whose move was started, what is ready once the pool holds it.
+            For each piece whose move was started, in order, its number of chunks and what is ready once the pool
+            holds it.
         """
         pack_group = self._pack[moves.group_idx]
         max_chunks = self._max_chunks(moves.group_idx)
@@ -134,9 +135,9 @@ class DirectTransport:
             staging = self._take_staging(turn)
             self._stagings[turn] = staging = pack_group(leaves, ids, count, staging)
             self._pool, stored = self._to_pool(staging, self._pool, *self._places(unit_ids))
-            yield stored
+            yield len(block_ids), stored
 
-    def load(self, caches: dict[str, jax.Array], moves: GroupMoves) -> Iterator[jax.Array]:
+    def load(self, caches: dict[str, jax.Array], moves: GroupMoves) -> Iterator[tuple[int, jax.Array]]:
         """Starts the move of chunks of one group to the device.
 
         Args:
@@ -144,7 +145,8 @@ class DirectTransport:
             moves: the chunks; all ids are in range, -1 is not written.
 
         Yields:
-            For each piece whose move was started, what is ready once the caches are written.
+            For each piece whose move was started, in order, its number of chunks and what is ready once the caches
+            are written.
         """
         unpack_group = self._unpack[moves.group_idx]
         max_chunks = self._max_chunks(moves.group_idx)
@@ -154,7 +156,7 @@ class DirectTransport:
             ids, count = self._ids(max_chunks, block_ids)
             leaves, loaded = unpack_group(staging, tuple(caches[name] for name in names), ids, count)
             caches.update(zip(names, leaves, strict=True))
-            yield loaded
+            yield len(block_ids), loaded
 
     def read(self, group_idx: int, unit_ids: np.ndarray) -> np.ndarray:
         """Returns a copy of chunks, `uint8` `(num_chunks, units_per_chunk * unit_bytes)`; they pass the device."""

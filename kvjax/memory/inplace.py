@@ -57,7 +57,7 @@ class InPlaceTransport:
         made = compile_all(list(programs.values()), show_progress=show_progress)
         self._renew = {g: made[program.name] for g, program in programs.items()}
 
-    def store(self, caches: Mapping[str, jax.Array], moves: GroupMoves) -> list[Any]:
+    def store(self, caches: Mapping[str, jax.Array], moves: GroupMoves) -> list[tuple[int, None]]:
         """Copies chunks of one group into the pool, once the caches are written.
 
         Args:
@@ -65,7 +65,7 @@ class InPlaceTransport:
             moves: the chunks; all ids are in range.
 
         Returns:
-            Nothing to wait for.
+            The number of chunks, and nothing to wait for.
         """
         blocks, unit_ids = moves.block_ids[: moves.num_chunks], moves.unit_ids[: moves.num_chunks]
         names = self._caches.group_leaves[moves.group_idx]
@@ -76,9 +76,9 @@ class InPlaceTransport:
             for rows, held in self._pieces(caches, moves.group_idx)
         ]
         copy_rows(self.memory.bytes, unit_ids, pieces, to_pool=True)
-        return []
+        return [(moves.num_chunks, None)]
 
-    def load(self, caches: dict[str, jax.Array], moves: GroupMoves) -> list[Any]:
+    def load(self, caches: dict[str, jax.Array], moves: GroupMoves) -> list[tuple[int, None]]:
         """Copies chunks of one group out of the pool, once everything that reads the caches is done.
 
         Args:
@@ -86,7 +86,7 @@ class InPlaceTransport:
             moves: the chunks; all ids are in range, -1 is not written.
 
         Returns:
-            Nothing to wait for.
+            The number of chunks, and nothing to wait for.
 
         Raises:
             RuntimeError: the backend returned an array over memory that a donated one still has.
@@ -106,7 +106,7 @@ class InPlaceTransport:
             for holder in rows.shard.holders
         ]
         copy_rows(self.memory.bytes, unit_ids, pieces, to_pool=False)
-        return []
+        return [(moves.num_chunks, None)]
 
     def read(self, group_idx: int, unit_ids: np.ndarray) -> np.ndarray:  # noqa: ARG002  # units say it all
         """Returns a copy of chunks, `uint8` `(num_chunks, units_per_chunk * unit_bytes)`."""

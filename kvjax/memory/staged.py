@@ -78,7 +78,7 @@ class StagedTransport:
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="kvjax-mover")
         self._staged: deque[tuple[int, Future[None] | jax.Array]] = deque()
 
-    def store(self, caches: Mapping[str, jax.Array], moves: GroupMoves) -> Iterator[Future[None]]:
+    def store(self, caches: Mapping[str, jax.Array], moves: GroupMoves) -> Iterator[tuple[int, Future[None]]]:
         """Starts the move of chunks of one group to the pool.
 
         Args:
@@ -86,7 +86,7 @@ class StagedTransport:
             moves: the chunks; all ids are in range.
 
         Yields:
-            For each piece whose move was started, what ends when the pool holds it.
+            For each piece whose move was started, in order, its number of chunks and what ends when the pool holds it.
         """
         group, program = self._parts[moves.group_idx], self._pack[moves.group_idx]
         leaves = tuple(caches[name] for name in self._caches.group_leaves[moves.group_idx])
@@ -102,9 +102,9 @@ class StagedTransport:
             array = jax.device_put(self._cut[staged](self._staging), self._host)
             kept = self._worker.submit(self._keep, group, parts, array, unit_ids)
             self._staged.append((staged, kept))
-            yield kept
+            yield len(block_ids), kept
 
-    def load(self, caches: dict[str, jax.Array], moves: GroupMoves) -> Iterator[jax.Array]:
+    def load(self, caches: dict[str, jax.Array], moves: GroupMoves) -> Iterator[tuple[int, jax.Array]]:
         """Starts the move of chunks of one group to the device.
 
         Args:
@@ -112,7 +112,8 @@ class StagedTransport:
             moves: the chunks; all ids are in range, -1 is not written.
 
         Yields:
-            For each piece whose move was started, what is ready once the caches are written.
+            For each piece whose move was started, in order, its number of chunks and what is ready once the caches
+            are written.
         """
         group, program = self._parts[moves.group_idx], self._unpack[moves.group_idx]
         names = self._caches.group_leaves[moves.group_idx]
@@ -133,7 +134,7 @@ class StagedTransport:
                 raise
             caches.update(zip(names, leaves, strict=True))
             self._staged.append((staged, array))
-            yield written
+            yield len(block_ids), written
 
     def read(self, group_idx: int, unit_ids: np.ndarray) -> np.ndarray:  # noqa: ARG002  # units say it all
         """Returns a copy of chunks, `uint8` `(num_chunks, units_per_chunk * unit_bytes)`."""

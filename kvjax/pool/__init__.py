@@ -1,7 +1,14 @@
-"""Units and policies of the host pool: ids and bytes counted, never bytes touched."""
+"""Chunks and policies of the host pool: ids and bytes counted, never bytes touched."""
 
+from kvjax.pool.arc import ARC as ARC
+from kvjax.pool.index import fingerprints as fingerprints
 from kvjax.pool.lru import LRU as LRU
+from kvjax.pool.policy import Access as Access
 from kvjax.pool.policy import Policy as Policy
 from kvjax.pool.pool import ChunkPool as ChunkPool
-from kvjax.pool.pool import Pins as Pins
-from kvjax.pool.pool import Reservation as Reservation
+from kvjax.pool.records import Change as Change
+from kvjax.pool.records import Pins as Pins
+from kvjax.pool.records import PoolCounts as PoolCounts
+from kvjax.pool.records import Reservation as Reservation
+
+POLICIES: dict[str, type[Policy]] = {"lru": LRU, "arc": ARC}

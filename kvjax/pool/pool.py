@@ -1,207 +1,285 @@
-"""The host pool's books: which chunk holds which units, who writes it and who reads it."""
+"""The host pool: which chunk holds which units, who writes it and who reads it."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from kvjax.pool.books import Books
+from kvjax.pool.index import fingerprints
+from kvjax.pool.integrity import check_books
 from kvjax.pool.lru import LRU
-from kvjax.pool.policy import Policy
-from kvjax.pool.units import UnitAllocator
-
-_ABSENT = -1
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Reservation:
-    """Chunks that are being written. One `complete_store` ends it.
-
-    Args:
-        keys: of the chunks, in the order asked for; those resident already are left out.
-        slots: parallel to `keys`.
-        epochs: parallel to `keys`: the slot's epoch when it was reserved.
-        units: parallel to `keys`: the `int32` unit ids of each chunk.
-    """
-
-    keys: tuple[bytes, ...]
-    slots: np.ndarray
-    epochs: np.ndarray
-    units: tuple[np.ndarray, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Pins:
-    """Chunks that are being read and stay where they are until `unpin`.
-
-    Args:
-        slots: the chunks.
-        keys: parallel to `slots`.
-        units: parallel to `slots`: the `int32` unit ids of each chunk.
-    """
-
-    slots: np.ndarray
-    keys: tuple[bytes, ...]
-    units: tuple[np.ndarray, ...]
-
-
-@dataclass(slots=True, eq=False)
-class _Slot:
-    key: bytes
-    units: np.ndarray
-    epoch: int
-    group_idx: int
-    indexed: bool = True  # lookups find it; a chunk that was invalidated while in use is not indexed
-    writing: bool = True
-    pins: int = 0
-
-
-@dataclass(slots=True)
-class PoolCounts:
-    """What the pool did so far, in chunks."""
-
-    stored: int = 0
-    evicted: int = 0
-    refused: int = 0
-    failed: int = 0
-    stale: int = 0
-    by_group_units: dict[int, int] = field(default_factory=dict)
+from kvjax.pool.namespaces import DEFAULT, Namespaces
+from kvjax.pool.policy import Access, Policy
+from kvjax.pool.records import Change, Pins, PoolCounts, Reservation
 
 
 class ChunkPool:
     """One pool of equal units for the chunks of all groups. Not thread-safe; no bytes are touched.
 
+    Calls take arrays of chunks and cost some array operations, whose time depends on the chunks named and not on
+    how many are resident.
+
     Args:
         num_units: units of the pool.
         units_per_chunk: in layout order, `None` for scratch groups.
-        policy: the order of eviction; a new `LRU` by default.
+        policy: the order of eviction, new and for this pool alone; an `LRU` by default. If it ever raises when it
+            is told something, an `LRU` takes its place.
+
+    Raises:
+        ValueError: `policy` lacks a method of `Policy`, or knows slots already.
     """
 
     def __init__(self, num_units: int, units_per_chunk: Sequence[int | None], policy: Policy | None = None):
         self.units_per_chunk = tuple(units_per_chunk)
-        self.counts = PoolCounts()
-        self._units = UnitAllocator(num_units)
-        self._policy: Policy = LRU() if policy is None else policy
-        self._index: dict[bytes, int] = {}
-        self._slots: list[_Slot | None] = []
-        self._free_slots: list[int] = []
-        self._epoch = 0
+        self._books = Books(num_units, units_per_chunk, LRU() if policy is None else policy)
+        self._chunks = self._books.chunks
+        self._access = 0
         self._reservations: set[Reservation] = set()
         self._pins: set[Pins] = set()
+
+    # --- asking ---------------------------------------------------------------------------------------
 
     @property
     def num_units(self) -> int:
         """Units of the pool."""
-        return self._units.num_units
+        return self._chunks.num_units
 
     @property
     def num_free_units(self) -> int:
-        """Units that no chunk holds."""
-        return self._units.num_free
+        """Units that no chunk holds. Those of chunks that were invalidated come back by and by."""
+        return self._chunks.num_free_units
 
     @property
     def num_resident(self) -> int:
         """Chunks that a lookup finds, those still being written not counted."""
-        return sum(not self._at(slot).writing for slot in self._index.values())
+        return int(self.namespaces.resident.sum())
 
-    def find(self, keys: Iterable[bytes]) -> np.ndarray:
+    @property
+    def counts(self) -> PoolCounts:
+        """What the pool did so far."""
+        return self._books.counts
+
+    @property
+    def namespaces(self) -> Namespaces:
+        """The namespaces of the chunks: `open` and `close` them there."""
+        return self._books.namespaces
+
+    @property
+    def policy_error(self) -> Exception | None:
+        """What the policy raised when it was told something, if it did; an `LRU` has taken its place then."""
+        return self._books.policy.error
+
+    @property
+    def on_change(self) -> Callable[[Change], None] | None:
+        """Is called with every change of what lookups find, while the pool is busy: it must neither raise nor call
+        the pool."""
+        return self._books.on_change
+
+    @on_change.setter
+    def on_change(self, call: Callable[[Change], None] | None) -> None:
+        self._books.on_change = call
+
+    def resident_by_group(self) -> np.ndarray:
+        """Returns how many chunks of each group a lookup finds."""
+        return self.namespaces.resident.sum(axis=0)
+
+    def units_by_group(self) -> np.ndarray:
+        """Returns how many units the chunks of each group hold, whether a lookup finds them or not."""
+        return self._books.held_chunks * self._chunks.widths
+
+    def find(self, keys: Sequence[bytes]) -> np.ndarray:
         """Returns the slot of each key's chunk, `int64`, or -1 where it is absent or still being written."""
-        index, slots = self._index, self._slots
-        found = [index.get(key, _ABSENT) for key in keys]
-        return np.array([s if s >= 0 and not slots[s].writing else _ABSENT for s in found], np.int64)  # pyright: ignore[reportOptionalMemberAccess]
-
-    def held(self, keys: Iterable[bytes]) -> np.ndarray:
-        """Returns the slot of each key's chunk, `int64`, being written or not, or -1 where it is absent."""
-        index = self._index
-        return np.array([index.get(key, _ABSENT) for key in keys], np.int64)
-
-    def touch(self, keys: Sequence[bytes], ranks: np.ndarray) -> None:
-        """Tells the policy of one access of one request to those of `keys` that are held; see `Policy.touch`."""
         slots = self.held(keys)
-        distinct, first = np.unique(slots, return_index=True)
-        first = first[distinct >= 0]
-        self._policy.touch(slots[first], np.asarray(ranks)[first])
+        slots[self._chunks.writing[slots]] = -1  # whatever the last slot says of those that are absent
+        return slots
+
+    def held(self, keys: Sequence[bytes]) -> np.ndarray:
+        """Returns the slot of each key's chunk, `int64`, being written or not, or -1 where it is absent."""
+        return self._books.current(self._books.index.get(keys, fingerprints(keys)))
+
+    def epochs(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the epochs of the chunks in `slots`. With its epoch a slot stands for one chunk for ever."""
+        return self._chunks.epoch[slots]
+
+    def still_held(self, slots: np.ndarray, epochs: np.ndarray) -> np.ndarray:
+        """Returns a mask of the slots that hold the chunks that they held, found by their keys or being written.
+        Slots below 0 hold none."""
+        chunks = self._chunks
+        held = (slots >= 0) & (chunks.epoch[slots] == epochs) & chunks.indexed[slots]
+        if self._books.num_stale:
+            held &= self._books.current(slots.copy()) >= 0
+        return held
+
+    def accesses(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the numbers of the last accesses to the chunks in `slots`."""
+        return self._chunks.access[slots]
+
+    def ready(self, slots: np.ndarray) -> np.ndarray:
+        """Returns a mask of the slots, all of chunks that are held, that are not being written."""
+        return ~self._chunks.writing[slots]
+
+    def units(self, slots: np.ndarray) -> np.ndarray:
+        """Returns `(len(slots), units_per_chunk)` `int32` unit ids of chunks of one group."""
+        return self._chunks.units(slots)
+
+    def keys(self, slots: np.ndarray) -> tuple[bytes, ...]:
+        """Returns the keys of chunks."""
+        return self._books.keys(slots)
+
+    def held_keys(self) -> list[bytes]:
+        """Returns the keys of all chunks held, those being written among them, in no order."""
+        slots = self._books.current(np.flatnonzero(self._chunks.indexed))
+        return list(self.keys(slots[slots >= 0]))
+
+    def open_pins(self) -> set[Pins]:
+        """Returns the pins not released yet."""
+        return set(self._pins)
+
+    def open_reservations(self) -> set[Reservation]:
+        """Returns the reservations not completed yet."""
+        return set(self._reservations)
+
+    # --- accesses -------------------------------------------------------------------------------------
+
+    def new_access(self) -> int:
+        """Returns the number of an access that is more recent than all before."""
+        self._access += 1
+        return self._access
+
+    def touch(self, slots: np.ndarray, ranks: np.ndarray, *, access: int, counted: np.ndarray | bool = True) -> None:
+        """Tells the policy of one access, or a part of it, to chunks that are held; see `Access`.
+
+        Chunks still being written are not counted, as nobody can have read them. Chunks that a more recent access
+        named stay with that one: its request wants them, too, and what follows them there must leave before them.
+
+        Args:
+            slots: distinct slots of chunks that are held.
+            ranks: parallel to `slots`.
+            access: from `new_access`.
+            counted: parallel to `slots`, or one for all.
+        """
+        chunks = self._chunks
+        read = counted & self.ready(slots)
+        ranks = np.array(ranks)
+        ours = chunks.access[slots] <= access
+        if ours.all():
+            slots = slots.copy()
+        else:
+            slots, ranks, read = slots[ours], ranks[ours], read[ours]
+        if len(slots):
+            chunks.access[slots] = access
+            self._books.policy.touch(Access(access, slots, ranks, read, chunks.fingerprint[slots]))
+
+    # --- stores ---------------------------------------------------------------------------------------
 
     def prepare_store(
         self,
         keys: Sequence[bytes],
-        group_idxs: Sequence[int],
+        group_idxs: Sequence[int] | np.ndarray,
         ranks: np.ndarray | None = None,
         *,
-        kept: Iterable[bytes] | None = None,
+        access: int | None = None,
+        kept: np.ndarray | None = None,
+        chunk_idxs: np.ndarray | None = None,
+        namespace: int = DEFAULT,
         trial: bool = False,
     ) -> Reservation | None:
         """Reserves units for those of a request's chunks that are not held yet, evicting others if it must.
 
-        One access of the request to all of `keys`, if there is anything to store.
+        If there is anything to store, it is an access to all of `keys`, or a part of one.
 
         Args:
             keys: of the chunks, in any order, those held already among them.
             group_idxs: parallel to `keys`.
-            ranks: parallel to `keys`, see `Policy.touch`; their order by default, the last one highest.
-            kept: what is not evicted to make room; all of `keys` by default.
+            ranks: parallel to `keys`, see `Access`; their order by default, the last one highest.
+            access: from `new_access`; a new one by default.
+            kept: slots that are not evicted to make room; those of `keys` that are held by default.
+            chunk_idxs: parallel to `keys`, places in the sequence, for those who watch `on_change`.
+            namespace: to which the new chunks belong, see `Namespaces`.
             trial: a refusal is not counted, as the caller will ask for less.
 
         Returns:
             The reservation, possibly of no chunk; or `None` if there is no room, and then nothing changed.
 
         Raises:
-            ValueError: a group without chunks.
+            ValueError: a group without chunks; or a policy that raises, names a slot without a chunk, or one twice.
+                Then nothing changed.
         """
-        for group_idx in group_idxs:
-            if not 0 <= group_idx < len(self.units_per_chunk) or self.units_per_chunk[group_idx] is None:
-                raise ValueError(f"`group_idxs` must be of groups that are cached, got {group_idx}")
-        protected = set(self.held(keys if kept is None else kept).tolist())
-        new = {key: g for key, g in zip(keys, group_idxs, strict=True) if key not in self._index}
-        wanted = sum(self._cost(group_idx) for group_idx in new.values())
-        victims = self._victims(wanted - self._units.num_free, protected)
+        books = self._books
+        groups = np.asarray(group_idxs, np.int64)
+        self._check_groups(groups)
+        books.sweep()
+        prints = fingerprints(keys)
+        found = books.index.get(keys, prints)
+        if books.num_stale:
+            books.drop_stale(np.unique(found))
+            found[~self._chunks.indexed[found]] = -1
+        first = _first_places(keys)
+        absent = found < 0
+        places = np.flatnonzero(absent) if first is None else first[absent[first]]
+        missing = int(self._chunks.widths[groups[places]].sum()) - self.num_free_units
+        if missing > 0:
+            before = self.num_free_units
+            books.sweep(missing=missing)
+            missing -= self.num_free_units - before
+        victims = books.policy.choose(missing, found[~absent] if kept is None else kept)
         if victims is None:
-            self.counts.refused += not trial
+            books.counts.refused += not trial
             return None
-        for slot in victims:
-            self._hide(slot)
-            self._release(slot)
-        self.counts.evicted += len(victims)
-        slots = [self._fill(key, group_idx) for key, group_idx in new.items()]
-        if new:
-            self.touch(keys, np.arange(len(keys)) if ranks is None else ranks)
-        reservation = Reservation(
-            keys=tuple(new),
-            slots=np.array(slots, np.int64),
-            epochs=np.array([self._at(slot).epoch for slot in slots], np.int64),
-            units=tuple(self._at(slot).units for slot in slots),
-        )
+        if len(victims):
+            books.evict(victims)
+            found[~self._chunks.indexed[found]] = -1
+        new_keys = list(keys) if len(places) == len(keys) else [keys[place] for place in places.tolist()]
+        idxs = np.zeros(len(places), np.int64) if chunk_idxs is None else np.asarray(chunk_idxs)[places]
+        slots = books.fill(new_keys, prints[places], groups[places], idxs, namespace)
+        if len(slots):
+            found[places] = slots
+            order = np.arange(len(keys)) if ranks is None else np.asarray(ranks)
+            named = np.flatnonzero(found >= 0) if first is None else first[found[first] >= 0]
+            number = self.new_access() if access is None else access
+            self.touch(found[named], order[named], access=number, counted=False)
+        reservation = Reservation(tuple(new_keys), places, slots, self._chunks.epoch[slots])
         self._reservations.add(reservation)
         return reservation
 
-    def complete_store(self, reservation: Reservation, *, ok: bool) -> list[bytes]:
+    def complete_store(self, reservation: Reservation, *, ok: bool | np.ndarray) -> np.ndarray:
         """Publishes the chunks of a reservation, or rolls them back.
 
+        Args:
+            reservation: as `prepare_store` returned it.
+            ok: whether the chunks were written: one for all, or a mask parallel to its keys.
+
         Returns:
-            The keys of the chunks that became resident: none if `ok` is false; those invalidated since are
-            dropped.
+            A mask, parallel to the keys, of the chunks that became resident: those written and not invalidated
+            meanwhile.
 
         Raises:
-            ValueError: the reservation is not one of this pool, or was completed before.
+            ValueError: the reservation is not one of this pool, or was completed before; or `ok` is neither a bool
+                nor such a mask. Then nothing changed.
         """
         if reservation not in self._reservations:
             raise ValueError("`reservation` must be one that was prepared here and not completed yet")
+        slots, chunks, books = reservation.slots, self._chunks, self._books
+        written = _mask(ok, len(slots))
+        assert (chunks.epoch[slots] == reservation.epochs).all(), "a slot is not used again while it is being written"
         self._reservations.remove(reservation)
-        published: list[bytes] = []
-        for slot, epoch in zip(reservation.slots.tolist(), reservation.epochs.tolist(), strict=True):
-            chunk = self._at(slot)
-            assert chunk.epoch == epoch, "a slot is not reused while it is being written"
-            chunk.writing = False
-            if ok and chunk.indexed:
-                published.append(chunk.key)
-                continue
-            if chunk.indexed:
-                self.counts.failed += 1
-                self._hide(slot)
-            else:
-                self.counts.stale += 1
-            self._release(slot)
-        self.counts.stored += len(published)
+        if books.num_stale:
+            books.drop_stale(slots[chunks.indexed[slots]])
+        indexed = chunks.indexed[slots]
+        published = indexed & written
+        failed = slots[indexed & ~written]
+        books.counts.failed += len(failed)
+        books.counts.stale += len(slots) - int(np.count_nonzero(indexed))
+        books.hide(failed, "invalidated")
+        chunks.writing[slots] = False
+        if published.all():
+            books.publish(slots)
+        else:
+            books.free(slots[~published])
+            books.publish(slots[published])
         return published
+
+    # --- loads ----------------------------------------------------------------------------------------
 
     def pin(self, slots: np.ndarray) -> Pins:
         """Keeps resident chunks in place until `unpin`.
@@ -209,14 +287,16 @@ class ChunkPool:
         Raises:
             ValueError: a slot that holds no chunk, one still being written or invalidated. Then nothing changed.
         """
-        for slot in slots.tolist():
-            chunk = self._slots[slot] if 0 <= slot < len(self._slots) else None
-            if chunk is None or chunk.writing or not chunk.indexed:
-                raise ValueError(f"`slots` must be of resident chunks, got {slot}")
-        for slot in slots.tolist():
-            self._at(slot).pins += 1
-        chunks = [self._at(slot) for slot in slots.tolist()]
-        pins = Pins(slots.copy(), tuple(chunk.key for chunk in chunks), tuple(chunk.units for chunk in chunks))
+        chunks = self._chunks
+        inside = (slots >= 0) & (slots < len(chunks.epoch))
+        at = slots if inside.all() else np.where(inside, slots, 0)
+        ready = inside & chunks.indexed[at] & ~chunks.writing[at]
+        if self._books.num_stale:
+            ready &= self._books.current(at.copy()) >= 0
+        if not ready.all():
+            raise ValueError(f"`slots` must be of resident chunks, got {slots[~ready][0]}")
+        np.add.at(chunks.pins, slots, 1)
+        pins = Pins(slots.copy(), chunks.epoch[slots])
         self._pins.add(pins)
         return pins
 
@@ -229,34 +309,49 @@ class ChunkPool:
         if pins not in self._pins:
             raise ValueError("`pins` must be ones that were taken here and not released yet")
         self._pins.remove(pins)
-        for slot in pins.slots.tolist():
-            self._at(slot).pins -= 1
-            self._release(slot)
+        chunks = self._chunks
+        np.subtract.at(chunks.pins, pins.slots, 1)
+        gone = ~chunks.indexed[pins.slots]
+        if gone.any():
+            self._books.free(np.unique(pins.slots[gone]))
 
-    def invalidate(self, keys: Iterable[bytes] | None = None) -> int:
+    # --- invalidation ---------------------------------------------------------------------------------
+
+    def invalidate(self, keys: Sequence[bytes] | None = None) -> int:
         """Makes chunks misses at once: those of `keys`, or all. What is being read or written gives its
         units back when that ends.
+
+        To drop all takes no longer than to drop one: the chunks belong to a past generation from now on, and
+        later calls clear them away.
 
         Returns:
             How many chunks were held.
         """
-        slots = list(self._index.values()) if keys is None else [s for s in self.held(keys).tolist() if s >= 0]
-        for slot in dict.fromkeys(slots):
-            self._hide(slot)
-            self._release(slot)
-        return len(set(slots))
+        if keys is None:
+            return self.invalidate_namespace(None)
+        slots = self.held(keys)
+        return self.invalidate_slots(np.unique(slots[slots >= 0]))
 
-    def held_keys(self) -> list[bytes]:
-        """Returns the keys of all chunks held, those being written among them."""
-        return list(self._index)
+    def invalidate_slots(self, slots: np.ndarray) -> int:
+        """Makes the chunks of distinct slots that are held misses at once, and returns how many they are."""
+        self.counts.invalidated += len(slots)
+        self._books.hide(slots, "invalidated")
+        self._books.free(slots)
+        return len(slots)
 
-    def open_pins(self) -> set[Pins]:
-        """Returns the pins not released yet."""
-        return set(self._pins)
+    def invalidate_namespace(self, namespace: int | None) -> int:
+        """Makes the chunks of a namespace misses at once, or all of them; see `invalidate`."""
+        held = self._books.invalidate(namespace)
+        self.counts.invalidated += held
+        self._books.sweep()
+        return held
 
-    def open_reservations(self) -> set[Reservation]:
-        """Returns the reservations not completed yet."""
-        return set(self._reservations)
+    def clear_away(self) -> None:
+        """Gives back the units of some chunks that were invalidated all at once, as other calls do by the way; for
+        whoever is idle. Returns soon, whatever is left."""
+        self._books.sweep()
+
+    # --- integrity ------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
         """Recounts everything.
@@ -264,79 +359,28 @@ class ChunkPool:
         Raises:
             AssertionError: the books contradict each other.
         """
-        live = {slot: chunk for slot, chunk in enumerate(self._slots) if chunk is not None}
-        units = [self._units.free_units(), *(chunk.units for chunk in live.values())]
-        counted = np.sort(np.concatenate(units))
-        assert np.array_equal(counted, np.arange(self.num_units)), "every unit is free or held exactly once"
-        assert sorted(self._free_slots) == [s for s, c in enumerate(self._slots) if c is None]
-        indexed = {chunk.key: slot for slot, chunk in live.items() if chunk.indexed}
-        assert indexed == self._index, "lookups find exactly the chunks that are indexed"
-        assert sorted(indexed.values()) == self._policy.slots().tolist(), "the policy orders what is indexed"
-        writing = sorted(slot for reservation in self._reservations for slot in reservation.slots.tolist())
-        assert writing == sorted(slot for slot, chunk in live.items() if chunk.writing)
-        pins = np.zeros(len(self._slots), np.int64)
-        for held in self._pins:
-            np.add.at(pins, held.slots, 1)
-        by_group: dict[int, int] = {}
-        for slot, chunk in live.items():
-            assert chunk.pins == pins[slot], "every pin belongs to one holder"
-            assert len(chunk.units) == self._cost(chunk.group_idx)
-            assert chunk.indexed or chunk.writing or chunk.pins, "what is out of use gave its units back"
-            by_group[chunk.group_idx] = by_group.get(chunk.group_idx, 0) + len(chunk.units)
-        assert by_group == {g: n for g, n in self.counts.by_group_units.items() if n}
+        check_books(self._books, self._reservations, self._pins)
 
-    def _at(self, slot: int) -> _Slot:
-        chunk = self._slots[slot]
-        assert chunk is not None, "the slot holds a chunk"
-        return chunk
+    def _check_groups(self, groups: np.ndarray) -> None:
+        wrong = (groups < 0) | (groups >= len(self.units_per_chunk))
+        if not wrong.any():
+            wrong = self._chunks.widths[groups] == 0
+        if wrong.any():
+            raise ValueError(f"`group_idxs` must be of groups that are cached, got {groups[wrong][0]}")
 
-    def _cost(self, group_idx: int) -> int:
-        cost = self.units_per_chunk[group_idx]
-        assert cost is not None, "scratch groups have no chunks"
-        return cost
 
-    def _victims(self, missing: int, protected: set[int]) -> list[int] | None:
-        """The slots to evict for `missing` units, or `None` if that cannot be had."""
-        chosen: list[int] = []
-        if missing <= 0:
-            return chosen
-        for together in self._policy.victims():
-            for slot in together.tolist():
-                chunk = self._at(slot)
-                if chunk.pins == 0 and not chunk.writing and slot not in protected:
-                    chosen.append(slot)
-                    missing -= len(chunk.units)
-            if missing <= 0:
-                return chosen
+def _mask(ok: bool | np.ndarray, length: int) -> np.ndarray:
+    mask = np.asarray(ok)
+    if mask.dtype != bool or mask.shape not in ((), (length,)):
+        raise ValueError(f"`ok` must be a bool or one for each of {length} keys, got {ok!r}")
+    return np.broadcast_to(mask, (length,))
+
+
+def _first_places(keys: Sequence[bytes]) -> np.ndarray | None:
+    """The places at which each key stands first, ascending; `None` if no key is there twice."""
+    if len(set(keys)) == len(keys):
         return None
-
-    def _fill(self, key: bytes, group_idx: int) -> int:
-        cost = self._cost(group_idx)
-        self._epoch += 1
-        chunk = _Slot(key, self._units.take(cost), self._epoch, group_idx)
-        if self._free_slots:
-            slot = self._free_slots.pop()
-            self._slots[slot] = chunk
-        else:
-            slot = len(self._slots)
-            self._slots.append(chunk)
-        self._index[key] = slot
-        self.counts.by_group_units[group_idx] = self.counts.by_group_units.get(group_idx, 0) + cost
-        return slot
-
-    def _hide(self, slot: int) -> None:
-        """Lookups find the chunk no more."""
-        chunk = self._at(slot)
-        chunk.indexed = False
-        del self._index[chunk.key]
-        self._policy.remove(np.array([slot], np.int64))
-
-    def _release(self, slot: int) -> None:
-        """Gives the units back if nobody finds, writes or reads the chunk."""
-        chunk = self._at(slot)
-        if chunk.indexed or chunk.writing or chunk.pins:
-            return
-        self._units.give(chunk.units)
-        self.counts.by_group_units[chunk.group_idx] -= len(chunk.units)
-        self._slots[slot] = None
-        self._free_slots.append(slot)
+    first: dict[bytes, int] = {}
+    for place, key in enumerate(keys):
+        first.setdefault(key, place)
+    return np.fromiter(first.values(), np.int64, len(first))

@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from kvjax.cli.main import main
-from kvjax.geometry import kind_fields
-from kvjax.groups import CacheLayout
 
 
 class Ran(NamedTuple):
@@ -55,23 +53,6 @@ def saved(folder: Path, content: Any, name: str = "geometry.json") -> Path:
     else:
         path.write_text(content if isinstance(content, str) else json.dumps(content), encoding="utf-8")
     return path
-
-
-def geometry_of(layout: CacheLayout) -> dict[str, Any]:
-    """Returns a layout as the content of a geometry file."""
-    return {
-        "tokens_per_hash": layout.tokens_per_hash,
-        "groups": [
-            {
-                "name": group.name,
-                **kind_fields(group.kind),
-                "tokens_per_block": group.tokens_per_block,
-                "block_bytes": group.block_bytes,
-                "lookahead_tokens": group.lookahead_tokens,
-            }
-            for group in layout.groups
-        ],
-    }
 
 
 def full(name: str, tokens_per_block: int, block_bytes: int = 64, **more: Any) -> dict[str, Any]:

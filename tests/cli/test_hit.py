@@ -2,7 +2,8 @@
 
 import pytest
 
-from tests.cli.command import DESIGN, document, full, geometry_of, kvjax, refusal, saved, sliding
+from kvjax.geometry import geometry_of
+from tests.cli.command import DESIGN, document, full, kvjax, refusal, saved, sliding
 from tests.oracles import law
 from tests.oracles.layouts import random_instance, seeded
 

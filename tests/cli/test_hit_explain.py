@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.cli.command import DESIGN, document, full, geometry_of, kvjax, refusal, saved, sliding
+from kvjax.geometry import geometry_of
+from tests.cli.command import DESIGN, document, full, kvjax, refusal, saved, sliding
 from tests.oracles.layouts import random_instance, seeded
 
 GEMMA = {"groups": [full("global", 16), sliding("local", 16, 1024)]}

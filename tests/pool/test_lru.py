@@ -1,10 +1,11 @@
 """Least recently used by requests: the conformance suite, and its own order against a sorted list."""
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvjax.pool import LRU, lru
+from kvjax.pool import LRU, Access, recency
 from tests.pool.conformance import CALLS, PolicyConformance, order, remove, touch
 
 
@@ -23,11 +24,6 @@ class TestLRU(PolicyConformance):
         touch(policy, {0: 0, 1: 1})
         assert order(policy) == [[2], [5], [1], [0]]
 
-    def test_equal_ranks_of_different_requests_do_not_leave_at_once(self, policy):
-        touch(policy, {0: 1})
-        touch(policy, {1: 1})
-        assert order(policy) == [[0], [1]]
-
     def test_a_slot_used_again_for_another_chunk_is_as_recent_as_its_new_access(self, policy):
         """A chunk leaves, its slot is given to a new one: entries of the old access say nothing of it."""
         touch(policy, {0: 0, 1: 1})
@@ -35,6 +31,19 @@ class TestLRU(PolicyConformance):
         remove(policy, 1)
         touch(policy, {1: 0})
         assert order(policy) == [[0], [2], [1]]
+
+    def test_a_part_of_an_older_access_that_has_slots_goes_there(self, policy):
+        touch(policy, {0: 0}, number=10**6)
+        touch(policy, {1: 0}, number=10**6 + 1)
+        touch(policy, {2: 1}, number=10**6)
+        assert order(policy) == [[2], [0], [1]]
+
+    def test_a_part_of_an_older_access_without_slots_goes_where_that_would_be(self, policy):
+        touch(policy, {0: 0}, number=10**6)
+        touch(policy, {1: 0}, number=10**6 + 1)
+        touch(policy, {0: 0}, number=10**6 + 3)
+        touch(policy, {2: 1}, number=10**6 + 2)
+        assert order(policy) == [[1], [2], [0]]
 
 
 def sorted_order(last: dict[int, tuple[int, int]]) -> list[list[int]]:
@@ -45,29 +54,46 @@ def sorted_order(last: dict[int, tuple[int, int]]) -> list[list[int]]:
     return [sorted(sets[place]) for place in sorted(sets)]
 
 
-@settings(max_examples=300)
-@given(CALLS, st.integers(-30, 8))
-def test_the_order_equals_a_sort_however_often_lists_are_compacted(calls, stale_entries):
-    policy, last = LRU(), {}
-    before, lru._STALE_ENTRIES = lru._STALE_ENTRIES, stale_entries
-    try:
-        for number, (name, slots) in enumerate(calls):
+@settings(max_examples=300, deadline=None)
+@given(CALLS, st.lists(st.integers(0, 6), min_size=25, max_size=25), st.sampled_from([1, 4, 1024]))
+def test_the_order_equals_a_sort(calls, ages, block_entries):
+    """Calls are accesses of their own, or parts of earlier ones; blocks hold one access or many."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recency, "_BLOCK_ENTRIES", block_entries)
+        patch.setattr(recency, "_SPARSE", max(1, block_entries // 2))
+        policy, last = LRU(), {}
+        for number, ((name, slots), age) in enumerate(zip(calls, ages, strict=False), start=10):
             if name == "touch":
-                touch(policy, slots)
-                last |= {slot: (number, rank) for slot, rank in slots.items()}
+                touch(policy, slots, number=number - age)
+                last |= {slot: (number - age, rank) for slot, rank in slots.items()}
             else:
                 remove(policy, *slots)
                 last = {slot: place for slot, place in last.items() if slot not in slots}
             assert order(policy) == sorted_order(last)
-    finally:
-        lru._STALE_ENTRIES = before
+            assert policy._list.num_slots == len(last)
+            for asked in range(number - 6, number + 1):
+                assert policy._list.has_access(asked) == any(of == asked for of, _ in last.values())
 
 
-def test_accesses_to_the_same_slots_do_not_pile_up():
+@pytest.mark.parametrize("same_access", [True, False])
+def test_accesses_to_the_same_slots_do_not_pile_up(same_access):
     """One prefix is looked up again and again: the lists stay bounded by what is held."""
     policy = LRU()
-    for _ in range(2000):
-        policy.touch(np.arange(16), np.arange(16))
-    assert policy._entries <= 2 * 16 + lru._STALE_ENTRIES
-    assert sum(len(access.slots) for access in policy._accesses.values()) == policy._entries
+    slots = np.arange(16)
+    for number in range(2000):
+        of = 7 if same_access else number
+        policy.touch(Access(of, slots, slots, np.ones(16, bool), slots.astype(np.uint64)))
+    entries = sum(len(block.slots) for block in policy._list._blocks.values())
+    assert entries <= 4 * recency._BLOCK_ENTRIES
     assert order(policy) == [[slot] for slot in range(15, -1, -1)]
+
+
+def test_blocks_of_which_little_is_left_are_joined():
+    """Of every hundred accesses one chunk stays."""
+    policy = LRU()
+    for number in range(20_000):
+        touch(policy, {number: 0}, number=number)
+        if number % 100:
+            remove(policy, number)
+    assert len(policy._list._blocks) <= 3
+    assert order(policy) == [[slot] for slot in range(0, 20_000, 100)]

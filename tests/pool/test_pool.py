@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
-from kvjax.pool import ChunkPool, Reservation
+from kvjax.pool import ChunkPool, Reservation, books
 
 
 def key(name: object, group_idx: int = 0) -> bytes:
@@ -31,6 +31,16 @@ def put(pool: ChunkPool, *names: object) -> None:
 
 def resident(pool: ChunkPool, *names: object) -> list[bool]:
     return (pool.find(keys(*names)) >= 0).tolist()
+
+
+def slots_of(pool: ChunkPool, *names: object) -> np.ndarray:
+    return pool.held(keys(*names))
+
+
+def touch(pool: ChunkPool, *names: object, ranks=None, access: int | None = None, counted=True) -> None:
+    number = pool.new_access() if access is None else access
+    order = np.arange(len(names)) if ranks is None else np.array(ranks)
+    pool.touch(slots_of(pool, *names), order, access=number, counted=counted)
 
 
 def snapshot(pool: ChunkPool) -> dict:
@@ -95,7 +105,7 @@ class TestEviction:
     @pytest.mark.parametrize("order", ["3210", "0123", "2031"])
     def test_the_order_of_a_touch_does_not_matter_but_its_ranks_do(self, pool, order):
         put(pool, *order)
-        pool.touch(keys(*order), np.array([int(name) for name in order]))
+        touch(pool, *order, ranks=[int(name) for name in order])
         put(pool, "x", "y")
         assert resident(pool, *"0123") == [True, True, False, False]
 
@@ -119,8 +129,8 @@ class TestEviction:
     def test_only_what_is_kept_is_protected_if_that_is_said(self, pool):
         """A request's own chunks of a lower checkpoint make room for its next one."""
         put(pool, "old", "a", "b", "c")
-        reservation = prepare(pool, "old", "a", "b", "c", "new", kept=keys("a", "b", "c", "new"))
-        assert reservation.keys == (key("new"),)
+        reservation = prepare(pool, "old", "a", "b", "c", "new", kept=slots_of(pool, "a", "b", "c"))
+        assert (reservation.keys, reservation.places.tolist()) == ((key("new"),), [4])
         pool.complete_store(reservation, ok=True)
         assert resident(pool, "old", "a", "b", "c", "new") == [False, True, True, True, True]
 
@@ -151,19 +161,23 @@ class TestStores:
     def test_a_failed_store_is_rolled_back(self, pool):
         put(pool, "a")
         reservation = prepare(pool, "b", "c")
-        assert pool.complete_store(reservation, ok=False) == []
+        assert pool.complete_store(reservation, ok=False).tolist() == [False, False]
         assert resident(pool, "a", "b", "c") == [True, False, False]
         assert (pool.num_free_units, pool.counts.failed, pool.counts.stored) == (3, 2, 1)
 
     def test_a_key_given_twice_takes_units_once(self, pool):
-        assert prepare(pool, "a", "a", "b").keys == tuple(keys("a", "b"))
+        reservation = prepare(pool, "a", "a", "b", "a", ranks=np.array([0, 9, 1, 9]))
+        assert (reservation.keys, reservation.places.tolist()) == (tuple(keys("a", "b")), [0, 2])
         assert pool.num_free_units == 2
+        pool.complete_store(reservation, ok=True)
+        put(pool, "x", "y", "z")
+        assert resident(pool, "a", "b") == [True, False]  # where it stands first says its rank
 
     def test_a_store_of_nothing_new_is_an_empty_reservation(self, pool):
         put(pool, "a")
         reservation = prepare(pool, "a")
         assert reservation.keys == ()
-        assert pool.complete_store(reservation, ok=True) == []
+        assert pool.complete_store(reservation, ok=True).tolist() == []
 
     def test_a_reservation_completed_twice_or_elsewhere_is_refused(self, pool):
         reservation = prepare(pool, "a")
@@ -189,12 +203,47 @@ class TestStores:
         listed = [(name, g) for name in range(10) for g in range(3)]
         reservation = pool.prepare_store([key(*place) for place in listed], [g for _, g in listed])
         assert len(reservation.keys) == 30
-        assert [len(units) for units in reservation.units[:3]] == [100, 20, 20]
+        assert [pool.units(reservation.slots[place : place + 1]).shape for place in range(3)] == [
+            (1, 100),
+            (1, 20),
+            (1, 20),
+        ]
         assert pool.num_free_units == 0
         pool.complete_store(reservation, ok=True)
-        assert pool.counts.by_group_units == {0: 1000, 1: 200, 2: 200}
+        assert pool.units_by_group().tolist() == [1000, 200, 200]
+        assert pool.resident_by_group().tolist() == pool.counts.stored_by_group.tolist() == [10, 10, 10]
         assert pool.prepare_store([key(10, 1)], [1]) is not None
         assert pool.counts.evicted == 1
+        assert pool.counts.evicted_by_group.tolist() == [0, 0, 1]
+        pool.check_integrity()
+
+    def test_a_mask_publishes_a_part_and_rolls_back_the_rest(self, pool):
+        reservation = prepare(pool, "a", "b", "c")
+        published = pool.complete_store(reservation, ok=np.array([True, False, True]))
+        assert published.tolist() == [True, False, True]
+        assert resident(pool, "a", "b", "c") == [True, False, True]
+        assert (pool.num_free_units, pool.counts.stored, pool.counts.failed) == (2, 2, 1)
+
+    @pytest.mark.parametrize("ok", [np.array([True]), np.ones((2, 1), bool), np.array([1, 0]), "yes", None, 1])
+    def test_what_is_no_mask_is_refused_and_the_reservation_stays_open(self, pool, ok):
+        reservation = prepare(pool, "a", "b")
+        before = snapshot(pool)
+        with pytest.raises(ValueError, match="`ok` must be a bool or one for each of 2 keys, got "):
+            pool.complete_store(reservation, ok=ok)
+        assert snapshot(pool) == before
+        pool.complete_store(reservation, ok=True)
+
+    def test_keys_that_end_in_zero_bytes_stay_whole(self, pool):
+        names = [b"k\0", b"k\0\0", b"k"]
+        reservation = pool.prepare_store(names, [0, 0, 0])
+        pool.complete_store(reservation, ok=True)
+        assert reservation.keys == pool.keys(reservation.slots) == tuple(names)
+        assert pool.find(names).tolist() == reservation.slots.tolist()
+
+    def test_a_pool_without_room_for_one_chunk_finds_nothing_and_takes_nothing(self):
+        pool = ChunkPool(1, [2, 3])
+        assert pool.find([b"a"]).tolist() == [-1]
+        assert pool.prepare_store([b"a"], [0]) is None
         pool.check_integrity()
 
 
@@ -202,8 +251,9 @@ class TestPins:
     def test_pins_name_what_is_read(self, pool):
         put(pool, "a", "b")
         pins = pool.pin(pool.find(keys("b", "a")))
-        assert pins.keys == tuple(keys("b", "a"))
-        assert [units.tolist() for units in pins.units] == [[1], [0]]
+        assert pool.keys(pins.slots) == tuple(keys("b", "a"))
+        assert pool.units(pins.slots).tolist() == [[1], [0]]
+        assert pins.epochs.tolist() == pool.epochs(pins.slots).tolist()
         pool.unpin(pins)
 
     def test_pins_are_counted_and_each_is_released_once(self, pool):
@@ -219,6 +269,18 @@ class TestPins:
         assert prepare(pool, "w", "x", "y", "z") is None  # the second reader is still there
         pool.unpin(second)
         assert pool.open_pins() == set()
+
+    def test_ten_chunks_looked_up_and_never_loaded_are_evictable_when_the_request_ends(self):
+        """E7: the device prefix covers all that was hit and pinned."""
+        pool = ChunkPool(10, [1])
+        put(pool, *range(10))
+        pins = pool.pin(pool.find(keys(*range(10))))
+        assert prepare(pool, "x") is None
+        pool.unpin(pins)
+        assert pool.open_pins() == set()
+        put(pool, *"abcdefghij")
+        assert pool.counts.evicted == 10
+        pool.check_integrity()
 
     def test_pins_of_another_pool_are_refused(self, pool):
         other = ChunkPool(4, [1])
@@ -247,7 +309,8 @@ class TestPins:
         with pytest.raises(ValueError, match="`slots` must be of resident chunks, got 0"):
             pool.pin(slots)
         pool.unpin(reader)
-        assert pool.num_free_units == 4
+        put(pool, *"wxyz")
+        assert pool.num_free_units == 0
 
     def test_a_chunk_pinned_twice_by_one_holder_is_released_with_it(self, pool):
         put(pool, "a")
@@ -266,14 +329,17 @@ class TestInvalidation:
     def test_all_of_it(self, pool):
         put(pool, "a", "b")
         assert pool.invalidate() == 2
-        assert pool.held_keys() == []
+        assert (pool.held_keys(), pool.num_resident, pool.invalidate()) == ([], 0, 0)
         assert pool.num_free_units == 4
+        put(pool, *"wxyz")
+        assert resident(pool, *"wxyz") == [True] * 4
+        assert (pool.counts.evicted, pool.counts.invalidated) == (0, 2)
 
     def test_a_chunk_invalidated_while_it_is_written_is_never_published(self, pool):
         reservation = prepare(pool, "a", "b")
         assert pool.invalidate(keys("a")) == 1
         assert pool.num_free_units == 2  # its bytes are still arriving
-        assert pool.complete_store(reservation, ok=True) == keys("b")
+        assert pool.complete_store(reservation, ok=True).tolist() == [False, True]
         assert resident(pool, "a", "b") == [False, True]
         assert (pool.counts.stale, pool.num_free_units) == (1, 3)
 
@@ -284,7 +350,7 @@ class TestInvalidation:
         pool.invalidate()
         fresh = prepare(pool, "a")
         assert fresh.keys == (key("a"),)
-        assert fresh.units[0].tolist() != stale.units[0].tolist()
+        assert pool.units(fresh.slots).tolist() != pool.units(stale.slots).tolist()
         pool.complete_store(stale, ok=True)
         assert resident(pool, "a") == [False]
         pool.complete_store(fresh, ok=True)
@@ -300,6 +366,151 @@ class TestInvalidation:
         assert pool.invalidate(keys("a")) == 0
         pool.unpin(pins)
         assert pool.num_free_units == 1
+
+
+class TestAccesses:
+    def test_a_chunk_stays_with_the_most_recent_access_to_it(self, pool):
+        """A request decodes for long under the access of its lookup. Another one has since asked for the prefix they
+        share, and has stored a chunk behind it: the prefix must not leave before that."""
+        put(pool, "prefix")
+        first, second = pool.new_access(), pool.new_access()
+        touch(pool, "prefix", access=first)
+        pool.complete_store(prepare(pool, "prefix", "second", access=second), ok=True)
+        pool.complete_store(prepare(pool, "prefix", "first", access=first), ok=True)
+        assert pool.accesses(slots_of(pool, "prefix", "second", "first")).tolist() == [second, second, first]
+        put(pool, "x", "y", "z")
+        assert resident(pool, "prefix", "second", "first") == [True, False, False]
+
+    def test_a_slot_used_again_says_nothing_of_the_access_to_the_chunk_before(self, pool):
+        old, recent = pool.new_access(), pool.new_access()
+        pool.complete_store(prepare(pool, "a", access=recent), ok=True)
+        pool.invalidate(keys("a"))
+        pool.complete_store(prepare(pool, "b", access=old), ok=True)
+        assert pool.accesses(slots_of(pool, "b")).tolist() == [old]
+
+    def test_slots_given_to_a_touch_are_not_the_policys(self, pool):
+        put(pool, "a", "b")
+        slots, ranks = slots_of(pool, "a", "b"), np.array([0, 1])
+        pool.touch(slots, ranks, access=pool.new_access())
+        slots[:], ranks[:] = 3, 7
+        put(pool, "x", "y", "z")
+        assert resident(pool, "a", "b") == [True, False]
+
+    def test_an_epoch_tells_a_chunk_from_the_next_one_in_its_slot(self, pool):
+        put(pool, "a")
+        slots = slots_of(pool, "a", "never stored")
+        epochs = pool.epochs(slots)
+        assert pool.still_held(slots, epochs).tolist() == [True, False]
+        pool.invalidate(keys("a"))
+        put(pool, "b")
+        assert slots_of(pool, "b").tolist() == slots[:1].tolist()
+        assert pool.still_held(slots, epochs).tolist() == [False, False]
+
+    @pytest.mark.parametrize("invalidate", ["all", "its namespace", "its key"])
+    def test_what_was_invalidated_is_held_no_more(self, pool, invalidate):
+        put(pool, "a")
+        slots = slots_of(pool, "a")
+        epochs = pool.epochs(slots)
+        if invalidate == "its key":
+            pool.invalidate(keys("a"))
+        else:
+            pool.invalidate_namespace(None if invalidate == "all" else 0)
+        assert pool.still_held(slots, epochs).tolist() == [False]
+        with pytest.raises(ValueError, match="`slots` must be of resident chunks, got 0"):
+            pool.pin(slots)
+
+
+class TestChanges:
+    @pytest.fixture
+    def changes(self, pool) -> list[tuple]:
+        told: list[tuple] = []
+        pool.on_change = lambda c: told.append((c.kind, c.reason, c.keys, c.group_idxs.tolist(), c.chunk_idxs.tolist()))
+        return told
+
+    def test_a_chunk_is_told_of_when_it_becomes_resident_and_when_it_makes_room(self, pool, changes):
+        reservation = pool.prepare_store(keys("a", "b"), [0, 0], chunk_idxs=np.array([7, 8]))
+        assert changes == []
+        pool.complete_store(reservation, ok=np.array([True, False]))
+        assert changes == [("stored", "", (key("a"),), [0], [7])]
+        changes.clear()
+        prepare(pool, *"wxyz")
+        assert changes == [("removed", "evicted", (key("a"),), [0], [7])]
+
+    @pytest.mark.parametrize("ok", [True, False])
+    @pytest.mark.parametrize("whole", [True, False])
+    def test_nobody_hears_of_a_chunk_that_was_never_found(self, pool, changes, ok, whole):
+        """It is invalidated while it is being written; or its store fails."""
+        reservation = prepare(pool, "a")
+        if ok or not whole:
+            pool.invalidate(None if whole else keys("a"))
+        pool.complete_store(reservation, ok=ok)
+        assert (changes, pool.num_resident, pool.num_free_units) == ([], 0, 4)
+
+    def test_a_chunk_of_a_namespace_that_was_invalidated_is_removed_before_it_is_stored_anew(self, pool, changes):
+        put(pool, "a")
+        pool.invalidate()
+        put(pool, "a")
+        assert [change[:3] for change in changes] == [
+            ("stored", "", (key("a"),)),
+            ("removed", "invalidated", (key("a"),)),
+            ("stored", "", (key("a"),)),
+        ]
+
+
+class TestNamespaces:
+    def test_one_namespace_is_invalidated_and_the_others_stay(self, pool):
+        spaces = [pool.namespaces.open(name) for name in (b"base", b"adapter")]
+        for name, space in zip("ab", spaces, strict=True):
+            pool.complete_store(prepare(pool, name, namespace=space), ok=True)
+        assert pool.invalidate_namespace(spaces[1]) == 1
+        assert resident(pool, "a", "b") == [True, False]
+        assert (pool.num_resident, pool.counts.invalidated) == (1, 1)
+
+    def test_an_id_is_used_again_when_nobody_refers_to_it_and_its_old_chunks_stay_gone(self, pool):
+        space = pool.namespaces.open(b"image 1")
+        reservation = prepare(pool, "a", namespace=space)
+        pool.namespaces.close(space)
+        assert pool.namespaces.find(b"image 1") == space  # a chunk of it is being written
+        pool.invalidate_namespace(space)
+        pool.complete_store(reservation, ok=True)
+        assert pool.namespaces.find(b"image 1") is None
+        assert (pool.namespaces.in_use, pool.namespaces.open(b"image 2")) == (0, space)
+        assert resident(pool, "a") == [False]
+
+    def test_thousands_of_namespaces_that_come_and_go_take_few_ids(self, pool):
+        for n in range(2000):
+            space = pool.namespaces.open(b"image %d" % n)
+            pool.complete_store(prepare(pool, n, namespace=space), ok=True)
+            pool.namespaces.close(space)
+        assert pool.namespaces.in_use == 4
+        assert len(pool.namespaces.generation) <= 8
+
+    def test_chunks_of_a_past_generation_make_room_before_any_is_evicted(self):
+        pool = ChunkPool(20_000, [1])
+        space = pool.namespaces.open(b"old weights")
+        others = prepare(pool, *range(100))
+        pool.complete_store(others, ok=True)
+        pool.complete_store(prepare(pool, *range(100, 20_000), namespace=space), ok=True)
+        pool.invalidate_namespace(space)
+        put(pool, *(f"new {n}" for n in range(19_900)))
+        assert pool.counts.evicted == 0
+        assert pool.num_free_units == 0
+        pool.check_integrity()
+
+    def test_little_is_cleared_away_at_a_time(self):
+        """A weight update drops all, and no call pauses to free it."""
+        pool = ChunkPool(20_000, [1])
+        put(pool, *range(20_000))
+        assert pool.invalidate() == 20_000
+        assert (pool.num_resident, pool.num_free_units) == (0, books._SWEPT_CHUNKS)
+        prepare(pool, "a")
+        assert pool.num_free_units == 2 * books._SWEPT_CHUNKS - 1
+        pool.clear_away()
+        assert pool.num_free_units == 3 * books._SWEPT_CHUNKS - 1
+        for _ in range(100):
+            pool.clear_away()
+        assert pool.num_free_units == 19_999
+        pool.check_integrity()
 
 
 def test_what_is_kept_of_a_pool_does_not_keep_its_arrays_alive():
@@ -319,21 +530,34 @@ def test_what_is_kept_of_a_pool_does_not_keep_its_arrays_alive():
         tracemalloc.stop()
 
 
-def test_books_that_contradict_each_other_are_noticed():
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda c, b: c._free_units.take(1),
+        lambda c, b: c._free_slots.take(1),
+        lambda c, b: b.policy.remove(np.array([0]), evicted=True),
+        lambda c, b: b.index.remove(np.array([0])),
+        lambda c, b: setattr(b, "num_stale", 1),
+        lambda c, b: setattr(b.index, "_num_entries", 1),
+        lambda c, b: b.held_chunks.put(0, 7),
+        lambda c, b: b.namespaces.held.put(0, 3),
+        lambda c, b: b.namespaces.resident.put(0, 1),
+        lambda c, b: b.namespaces._chunks.put(0, 3),
+        lambda c, b: c.pins.put(1, 1),
+        lambda c, b: c.writing.put(1, True),
+        lambda c, b: c.indexed.put(1, False),
+        lambda c, b: c.indexed.put(5, True),
+        lambda c, b: c.generation.put(1, 1),
+        lambda c, b: c.key.put(1, key("a")),
+        lambda c, b: c.epoch.put(1, 0),
+        lambda c, b: c._units[0].put(1, 0),
+    ],
+)
+def test_books_that_contradict_each_other_are_noticed(spoil):
     """E10: free, evictable and held do not add up to the total: the recount must say so."""
     pool = ChunkPool(8, [1])
     put(pool, "a", "b")
     pool.check_integrity()
-    for spoil in (
-        lambda p: p._units.take(1),
-        lambda p: p._policy.remove(np.array([0])),
-        lambda p: p._index.pop(key("a")),
-        lambda p: p.counts.by_group_units.update({0: 7}),
-        lambda p: setattr(p._slots[1], "pins", 1),
-        lambda p: setattr(p._slots[1], "writing", True),
-        lambda p: p._free_slots.append(1),
-    ):
-        spoilt = copy.deepcopy(pool)
-        spoil(spoilt)
-        with pytest.raises(AssertionError):
-            spoilt.check_integrity()
+    spoil(pool._chunks, pool._books)
+    with pytest.raises(AssertionError):
+        pool.check_integrity()

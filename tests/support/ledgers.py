@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from kvjax import FullAttention, Recurrent, Scratch, SlidingWindow
 from kvjax.chunking import Chunking
-from kvjax.requests import Request
+from kvjax.keys import chunk_keys, prefix_hashes
+from kvjax.pool import ChunkPool
 from tests.oracles.layouts import Pick, cut, group
 from tests.support.fake_engine import FakeEngine
 
@@ -23,12 +24,10 @@ def engine(chunking: Chunking = MIXED, chunks: int = 1000, **options: Any) -> Fa
 
 def resident(served: FakeEngine, tokens: list[int]) -> dict[str, list[int]]:
     """The chunks of a prompt that a lookup would find, by group. Is no access."""
-    request = Request(served.ledger.namespace())
-    request.extend(served.chunking, tokens, None, None)
-    return {
-        served.chunking.layout.names[g]: np.flatnonzero(served.ledger.pool.find(keys) >= 0).tolist()
-        for g, keys in request.keys.items()
-    }
+    chunking, namespace = served.chunking, served.ledger.namespace()
+    hashes = prefix_hashes(namespace, tokens, chunking.tokens_per_hash)
+    keys = {g: chunk_keys(chunking, g, hashes, namespace) for g in chunking.layout.cached}
+    return {chunking.layout.names[g]: np.flatnonzero(served.ledger.pool.find(k) >= 0).tolist() for g, k in keys.items()}
 
 
 def prompt(length: int, start: int = 0) -> list[int]:
@@ -38,3 +37,14 @@ def prompt(length: int, start: int = 0) -> list[int]:
 def picks() -> st.SearchStrategy[Pick]:
     """What the random layouts are made from, drawn by hypothesis."""
     return st.builds(lambda data: lambda low, high: data.draw(st.integers(low, high)), st.data())
+
+
+def clear_away(pool: ChunkPool) -> None:
+    """Lets the pool clear away what was invalidated, as the calls of a running engine do by and by."""
+    for _ in range(1 + pool.num_units):
+        before = pool.num_free_units
+        nothing = pool.prepare_store([], [])
+        assert nothing is not None
+        pool.complete_store(nothing, ok=True)
+        if pool.num_free_units == before:
+            return

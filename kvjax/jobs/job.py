@@ -1,0 +1,58 @@
+"""One load or store in flight."""
+
+from collections.abc import Hashable
+from dataclasses import dataclass, field
+
+from kvjax.handles import Load, Store
+from kvjax.mover import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class JobResult:
+    """How a job ended.
+
+    Args:
+        job_id: counts the offloader's jobs.
+        request_id: the request it was for.
+        operation: `"load"` or `"store"`.
+        ok: false if not all chunks were moved. Those that were not are misses, and of a load the tokens beyond
+            `valid_tokens` must be recomputed.
+        num_chunks: chunks that the job was to move; those that a load shares with another one are moved by that.
+        num_bytes: their bytes, without padding.
+        valid_tokens: of a load: the prefix that is in the caches.
+        error: what went wrong, empty if nothing did.
+    """
+
+    job_id: int
+    request_id: Hashable
+    operation: str
+    ok: bool
+    num_chunks: int
+    num_bytes: int
+    valid_tokens: int | None
+    error: str = ""
+
+
+@dataclass(slots=True, eq=False)
+class Job:
+    """A load or store under way; `result` is there once `poll` or `wait` saw it end.
+
+    Args:
+        job_id: counts the offloader's jobs.
+        request_id: the request it is for.
+        operation: `"load"` or `"store"`.
+        work: what the ledger prepared.
+        transfer: the moves under way.
+        issued_at: by the monotonic clock, in seconds.
+        deadline: by the same clock; `None` for none.
+        result: how it ended.
+    """
+
+    job_id: int
+    request_id: Hashable
+    operation: str
+    work: Load | Store = field(repr=False)
+    transfer: Transfer = field(repr=False)
+    issued_at: float = field(default=0.0, repr=False)
+    deadline: float | None = field(default=None, repr=False)
+    result: JobResult | None = None

@@ -1,0 +1,156 @@
+"""The jobs of an offloader: who waits for what, and when the books of each are closed."""
+
+import time
+from collections.abc import Callable, Hashable
+
+from kvjax.handles import Load, Store
+from kvjax.jobs.job import Job, JobResult
+from kvjax.ledger import Ledger
+from kvjax.mover import Transfer
+from kvjax.observe.durations import Durations
+
+CANCELLED = "cancelled"
+LATE = "not done by its deadline"
+
+
+class Jobs:
+    """Jobs in the order in which they were issued. Not thread-safe.
+
+    What was issued runs to its end, whatever becomes of its job: a transfer cannot be called back. A job that is
+    cancelled, or late, has its result at once; its chunks stay pinned or reserved until its transfer has ended, so
+    that nothing is written to memory that others have.
+
+    Args:
+        ledger: whose books are closed.
+        on_error: called after a job whose transfer failed.
+    """
+
+    def __init__(self, ledger: Ledger, on_error: Callable[[], None]):
+        self.num_cancelled = 0
+        self.num_late = 0
+        self.load_seconds = Durations()
+        self.store_seconds = Durations()
+        self._ledger = ledger
+        self._on_error = on_error
+        self._open: dict[int, Job] = {}  # without a result
+        self._given_up: dict[int, Job] = {}  # with one, and a transfer that goes on
+        self._ended: list[JobResult] = []  # not told yet
+        self._next_id = 0
+
+    @property
+    def num_open(self) -> int:
+        """Jobs without a result."""
+        return len(self._open)
+
+    @property
+    def num_given_up(self) -> int:
+        """Jobs that were cancelled or late, and whose transfers have not ended."""
+        return len(self._given_up)
+
+    def open_jobs(self) -> list[Job]:
+        """Returns the jobs without a result."""
+        return list(self._open.values())
+
+    def unsettled(self) -> list[Job]:
+        """Returns the jobs whose transfers have not been seen to end."""
+        return [*self._given_up.values(), *self._open.values()]
+
+    def add(
+        self,
+        request_id: Hashable,
+        operation: str,
+        work: Load | Store,
+        transfer: Transfer,
+        deadline_s: float | None = None,
+    ) -> Job:
+        """Takes on a move that was prepared in the ledger and issued."""
+        now = time.monotonic()
+        deadline = None if deadline_s is None else now + deadline_s
+        job = Job(self._next_id, request_id, operation, work, transfer, now, deadline)
+        self._next_id += 1
+        self._open[job.job_id] = job
+        if not work.plan.moves and self._may_end(job):
+            self._end(job)
+        return job
+
+    def is_open(self, job: object) -> bool:
+        """Whether a job is one of these and has no result."""
+        return isinstance(job, Job) and self._open.get(job.job_id) is job
+
+    def see_ended(self) -> None:
+        """Ends the jobs whose transfers ended, and gives up those that are late. Does not wait."""
+        self._ledger.pool.clear_away()
+        for job in [*self._given_up.values()]:
+            if self._may_end(job):
+                self._end(job)
+        now = time.monotonic()
+        for job in [*self._open.values()]:  # a job comes after those that it depends on
+            if self._may_end(job):
+                self._end(job)
+            elif job.deadline is not None and now >= job.deadline:
+                self._give_up(job, LATE)
+                self.num_late += 1
+
+    def cancel(self, job: Job) -> None:
+        """Gives up an open job."""
+        self._give_up(job, CANCELLED)
+        self.num_cancelled += 1
+
+    def take_ended(self) -> list[JobResult]:
+        """Returns the results not told yet; they are told now."""
+        told, self._ended = self._ended, []
+        return told
+
+    def told(self, result: JobResult) -> None:
+        """Notes that a result was told."""
+        self._ended = [ended for ended in self._ended if ended is not result]
+
+    def _may_end(self, job: Job) -> bool:
+        return job.transfer.done() and self._ledger.may_complete(job.work)
+
+    def _give_up(self, job: Job, why: str) -> None:
+        del self._open[job.job_id]
+        self._given_up[job.job_id] = job
+        valid_tokens = job.work.device_tokens if isinstance(job.work, Load) else None
+        self._conclude(job, ok=False, valid_tokens=valid_tokens, error=why)
+
+    def _end(self, job: Job) -> None:
+        self._open.pop(job.job_id, None)
+        self._given_up.pop(job.job_id, None)
+        error = job.transfer.settle()
+        moved = job.transfer.moved(job.work.plan)
+        why = f"{type(error).__name__}: {error}" if error is not None else ""
+        valid_tokens = None
+        if isinstance(job.work, Load):
+            valid_tokens = self._ledger.complete_load(job.work, ok=moved)
+            ok = valid_tokens == job.work.hit_tokens and error is None
+            why = why or ("" if ok else _why_not(job.work))
+            self.load_seconds.add(time.monotonic() - job.issued_at)
+        else:
+            wanted = job.result is None  # a store that was given up is not published
+            ok = self._ledger.complete_store(job.work, ok=moved if wanted else False) and error is None
+            why = why or ("" if ok else "a load that its tokens were computed from failed")
+            self.store_seconds.add(time.monotonic() - job.issued_at)
+        if error is not None:
+            self._on_error()
+        if job.result is None:
+            self._conclude(job, ok=ok, valid_tokens=valid_tokens, error=why)
+
+    def _conclude(self, job: Job, *, ok: bool, valid_tokens: int | None, error: str) -> None:
+        job.result = JobResult(
+            job_id=job.job_id,
+            request_id=job.request_id,
+            operation=job.operation,
+            ok=ok,
+            num_chunks=job.work.plan.num_chunks,
+            num_bytes=job.work.plan.num_bytes,
+            valid_tokens=valid_tokens,
+            error=error,
+        )
+        self._ended.append(job.result)
+
+
+def _why_not(load: Load) -> str:
+    if load.stale:
+        return "its chunks were invalidated after the lookup"
+    return "a load whose blocks it shares failed"

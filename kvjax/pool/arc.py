@@ -1,0 +1,104 @@
+"""A policy that one long scan does not flush: ARC (Megiddo and Modha, FAST 2003), for chunks of prefixes."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from kvjax.pool.ghosts import Ghosts
+from kvjax.pool.policy import Access
+from kvjax.pool.recency import RecencyList
+
+_GHOST_PLACES = 2**18
+
+
+class ARC:
+    """Keeps what was asked for once and what was asked for again in two lists, both by requests as in `LRU`.
+
+    What was asked for once leaves first. The share of the pool that it may fill adapts: it grows when a chunk
+    comes back that left from there, and shrinks when one comes back that left from the other list.
+
+    In one respect it is not the ARC of the paper: where the list of what was asked for again is to shrink, its
+    oldest request moves to the newest end of the other list instead of leaving at once. A prefix is asked for
+    at least as often and as lately as what follows it, so that it always leaves after it.
+
+    Args:
+        ghost_places: chunks that left, of each list, that are remembered at most; a power of two.
+    """
+
+    def __init__(self, ghost_places: int = _GHOST_PLACES):
+        self._once = RecencyList()
+        self._again = RecencyList()
+        self._left_once = Ghosts(ghost_places)
+        self._left_again = Ghosts(ghost_places)
+        self._fingerprints = np.zeros(64, np.uint64)  # by slot
+        self._target = 0.0  # slots that `_once` may keep for itself
+
+    def touch(self, access: Access) -> None:
+        """See `Policy.touch`."""
+        slots, ranks = access.slots, access.ranks
+        if not len(slots):
+            return
+        self._note(slots, access.fingerprints)
+        again, once = self._again.holds(slots), self._once.holds(slots)
+        deserving = again | (once & access.counted)
+        new = np.flatnonzero(~again & ~once)
+        if len(new):
+            deserving[new] = self._came_back(access.fingerprints[new])
+        # What a prefix lacks, what follows it must not have.
+        goes = ranks < ranks[~deserving].min() if not deserving.all() else deserving
+        if self._once.has_access(access.number) and not again.any():
+            goes = goes & ~np.isin(np.arange(len(slots)), new)  # the access goes on with what it did not ask for
+        if goes.all():
+            self._once.remove(slots)
+            self._again.add(access.number, slots, ranks)
+        else:
+            for some, into, out_of in ((goes, self._again, self._once), (~goes, self._once, self._again)):
+                out_of.remove(slots[some])
+                into.add(access.number, slots[some], ranks[some])
+        self._balance()
+
+    def remove(self, slots: np.ndarray, *, evicted: bool) -> None:
+        """See `Policy.remove`."""
+        for held, left in ((self._once, self._left_once), (self._again, self._left_again)):
+            here = slots[held.holds(slots)]
+            if len(here):
+                held.remove(here)
+                if evicted:
+                    left.put(self._fingerprints[here])
+
+    def victims(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """See `Policy.victims`."""
+        yield from self._once.oldest_first()
+        yield from self._again.oldest_first()
+
+    def slots(self) -> np.ndarray:
+        """See `Policy.slots`."""
+        return np.concatenate([self._once.slots(), self._again.slots()])
+
+    @property
+    def _num_slots(self) -> int:
+        return self._once.num_slots + self._again.num_slots
+
+    def _came_back(self, fingerprints: np.ndarray) -> np.ndarray:
+        """Which of some new chunks left lately; the target moves towards the list that they left."""
+        capacity = max(1, self._num_slots)
+        sizes = self._left_once.size(capacity), self._left_again.size(capacity)
+        from_once = self._left_once.take(fingerprints, capacity)
+        from_again = self._left_again.take(fingerprints, capacity)
+        up = np.count_nonzero(from_once) * max(1.0, sizes[1] / max(1, sizes[0]))
+        down = np.count_nonzero(from_again) * max(1.0, sizes[0] / max(1, sizes[1]))
+        self._target = min(max(0.0, self._target + up - down), float(capacity))
+        return from_once | from_again
+
+    def _balance(self) -> None:
+        most = max(0.0, self._num_slots - self._target)
+        while self._again.num_slots > most:
+            self._once.append(*self._again.take_oldest())
+
+    def _note(self, slots: np.ndarray, fingerprints: np.ndarray) -> None:
+        num_slots = int(slots.max()) + 1
+        if num_slots > len(self._fingerprints):
+            larger = np.zeros(max(num_slots, 2 * len(self._fingerprints)), np.uint64)
+            larger[: len(self._fingerprints)] = self._fingerprints
+            self._fingerprints = larger
+        self._fingerprints[slots] = fingerprints

@@ -1,0 +1,127 @@
+"""Which slot holds the chunk of a key: a hash table of arrays, looked up for many keys at once."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+ABSENT = -1
+_WAYS = 8  # entries of a bucket, one cache line of fingerprints
+_BUCKETS_PER_SLOT = 4 / _WAYS  # a quarter of the entries is in use at most
+_MOST_WORDS = 64  # of a key that its fingerprint depends on; longer keys that agree in them still differ
+_MULTIPLIERS = np.random.default_rng(0).integers(0, 2**63, _MOST_WORDS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
+
+
+def fingerprints(keys: Sequence[bytes]) -> np.ndarray:
+    """Returns a `uint64` for each key, never 0, that is equal for equal keys and hardly ever for others.
+
+    Of keys that are hashes already it mixes 32-bit words: their sum, each times an odd constant.
+    """
+    if not len(keys):
+        return np.empty(0, np.uint64)
+    lengths = set(map(len, keys))
+    num_words = max(1, -(-max(lengths) // 4))
+    if lengths != {4 * num_words}:
+        keys = [key.ljust(4 * num_words, b"\0") for key in keys]
+    words = np.frombuffer(b"".join(keys), "<u4").reshape(len(keys), num_words)[:, :_MOST_WORDS].astype(np.uint64)
+    mixed = words @ _MULTIPLIERS[: words.shape[1]]
+    return mixed | (mixed == 0)
+
+
+class KeyIndex:
+    """A map from keys to slots that never grows, so that no call pauses to move its entries.
+
+    A key's fingerprint says in which bucket it is; the key itself is compared with that of the slot. The few
+    that find their bucket full, or an equal fingerprint in it, go to a dictionary. Calls take and return parallel
+    arrays.
+
+    Args:
+        keys: the key of each slot that is in use, kept up to date by the owner: before `insert` and until after
+            `remove`.
+    """
+
+    def __init__(self, keys: np.ndarray):
+        bits = max(1, (int(len(keys) * _BUCKETS_PER_SLOT) - 1).bit_length())
+        self._keys = keys
+        self._shift = np.uint64(64 - bits)
+        # Filled now: the kernel would clear pages when they are first touched, a few hundred in one call.
+        self._fingerprints = np.full(_WAYS << bits, 0, np.uint64)  # 0 where an entry is free
+        self._slots = np.full(_WAYS << bits, 0, np.int32)
+        self._entry = np.full(len(keys), ABSENT, np.int64)  # by slot
+        self._has_others = np.zeros(1 << bits, bool)  # by bucket: some keys of it were put into `_others`
+        self._others: dict[bytes, int] = {}
+        self._num_entries = 0
+
+    def get(self, keys: Sequence[bytes], prints: np.ndarray) -> np.ndarray:
+        """Returns the slot of each key, `int64`, -1 where there is none.
+
+        Args:
+            keys: to look for.
+            prints: their `fingerprints`.
+        """
+        if not len(keys):
+            return np.empty(0, np.int64)
+        buckets = self._buckets(prints)
+        rows = self._fingerprints.reshape(-1, _WAYS)[buckets]
+        entries = buckets * _WAYS + (rows == prints[:, None]).argmax(axis=1)
+        same = self._fingerprints[entries] == prints
+        slots = np.where(same, self._slots[entries].astype(np.int64), ABSENT)
+        if same.all():
+            if self._keys[slots].tolist() == (keys if isinstance(keys, list) else list(keys)):
+                return slots
+            candidates = np.arange(len(keys))
+        else:
+            candidates = np.flatnonzero(same)
+        for place, key in zip(candidates.tolist(), self._keys[slots[candidates]].tolist(), strict=True):
+            if key != keys[place]:
+                slots[place] = ABSENT
+        if self._others:
+            for place in np.flatnonzero((slots < 0) & self._has_others[buckets]).tolist():
+                slots[place] = self._others.get(keys[place], ABSENT)
+        return slots
+
+    def insert(self, keys: Sequence[bytes], prints: np.ndarray, slots: np.ndarray) -> None:
+        """Adds distinct keys that are not there."""
+        left = np.arange(len(keys))
+        while len(left):
+            wanted, of = prints[left], slots[left]
+            buckets = self._buckets(wanted)
+            rows = self._fingerprints.reshape(-1, _WAYS)[buckets]
+            entries = buckets * _WAYS + (rows == 0).argmax(axis=1)
+            fits = (self._fingerprints[entries] == 0) & ~(rows == wanted[:, None]).any(axis=1)
+            self._slots[entries[fits]] = of[fits]
+            # Of several that want one entry the last one has it; the others try again.
+            placed = fits & (self._slots[entries] == of)
+            self._fingerprints[entries[placed]] = wanted[placed]
+            self._entry[of[placed]] = entries[placed]
+            self._num_entries += int(np.count_nonzero(placed))
+            if placed.all():
+                return
+            for place in left[~fits].tolist():
+                self._others[keys[place]] = int(slots[place])
+            self._has_others[buckets[~fits]] = True
+            left = left[fits & ~placed]
+
+    def remove(self, slots: np.ndarray) -> None:
+        """Removes the keys of distinct slots that are there."""
+        entries = self._entry[slots]
+        inside = entries >= 0
+        self._fingerprints[entries[inside]] = 0
+        self._entry[slots] = ABSENT
+        self._num_entries -= int(np.count_nonzero(inside))
+        if not inside.all():
+            for key in self._keys[slots[~inside]].tolist():
+                del self._others[key]
+            if not self._others:
+                self._has_others[:] = False
+
+    def items(self) -> Iterator[tuple[bytes, int]]:
+        """Yields all keys with their slots, in no order."""
+        slots = self._slots[np.flatnonzero(self._fingerprints)]
+        yield from zip(self._keys[slots].tolist(), slots.tolist(), strict=True)
+        yield from self._others.items()
+
+    def __len__(self) -> int:
+        return self._num_entries + len(self._others)
+
+    def _buckets(self, prints: np.ndarray) -> np.ndarray:
+        return (prints >> self._shift).view(np.int64)

@@ -1,0 +1,199 @@
+"""A list of accesses, the oldest first: what policies of recency are made of."""
+
+from bisect import bisect_left
+from collections.abc import Iterator
+
+import numpy as np
+
+_NOT_HERE = -1
+_BLOCK_ENTRIES = 1024  # a block takes one more access while it has fewer
+_SPARSE = _BLOCK_ENTRIES // 4  # entries of a block at which it is joined with the next
+_PARTS = 20  # bits of a key below the number of the access: those appended between two numbers
+
+
+class _Block:
+    """Entries of consecutive accesses. Slots that left, or came again elsewhere, stay listed until it is packed."""
+
+    __slots__ = ("is_sorted", "keys", "last_key", "num_entries", "num_live", "ranks", "slots")
+
+    def __init__(self, capacity: int):
+        self.keys = np.empty(capacity, np.int64)
+        self.ranks = np.empty(capacity, np.int64)
+        self.slots = np.empty(capacity, np.int64)
+        self.num_entries = 0
+        self.num_live = 0
+        self.last_key = _NOT_HERE  # no entry has a larger one, and all of the next block do
+        self.is_sorted = True  # by key, and the highest rank first
+
+    def append(self, keys: np.ndarray | int, slots: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+        """Adds entries at the end and returns their places."""
+        start, stop = self.num_entries, self.num_entries + len(slots)
+        if stop > len(self.slots):
+            for name in ("keys", "ranks", "slots"):
+                longer = np.empty(max(stop, 2 * len(self.slots)), np.int64)
+                longer[:start] = getattr(self, name)[:start]
+                setattr(self, name, longer)
+        self.keys[start:stop], self.slots[start:stop], self.ranks[start:stop] = keys, slots, ranks
+        self.num_entries = stop
+        self.num_live += len(slots)
+        return np.arange(start, stop)
+
+
+class RecencyList:
+    """Slots by accesses. A call costs a few array operations on what it names, and on a block of entries or two,
+    whatever the list holds.
+
+    Each slot is in the access that named it last. Accesses lie in blocks, ordered by their numbers, and no access is
+    in two blocks: so many small ones are read as fast as a large one, and a late part of an old one finds its place.
+    """
+
+    def __init__(self):
+        self._blocks: dict[int, _Block] = {}
+        self._order: list[int] = []  # block ids, the oldest first
+        self._last_keys: list[int] = []  # parallel to `_order`
+        self._next_id = 0
+        self._newest_key = 0
+        self._block_of = np.full(64, _NOT_HERE, np.int32)  # by slot
+        self._place = np.zeros(64, np.int32)  # by slot, in its block
+        self.num_slots = 0
+
+    def add(self, number: int, slots: np.ndarray, ranks: np.ndarray) -> None:
+        """Puts slots into the access of this number, beside those that it has here."""
+        self._put(number << _PARTS, slots, ranks)
+
+    def append(self, slots: np.ndarray, ranks: np.ndarray) -> None:
+        """Puts slots into an access of their own that is newer than all others."""
+        self._put(self._newest_key + 1, slots, ranks)
+
+    def remove(self, slots: np.ndarray) -> None:
+        """Forgets slots; those that are not here are ignored."""
+        slots = slots[self.holds(slots)]
+        if not len(slots):
+            return
+        blocks = self._block_of[slots]
+        self._block_of[slots] = _NOT_HERE
+        self.num_slots -= len(slots)
+        if (blocks == blocks[0]).all():
+            self._shrink(int(blocks[0]), len(slots))
+        else:
+            for block_id, count in zip(*np.unique(blocks, return_counts=True), strict=True):
+                self._shrink(int(block_id), int(count))
+
+    def holds(self, slots: np.ndarray) -> np.ndarray:
+        """Returns a mask of the slots that are here."""
+        known = slots < len(self._block_of)
+        if known.all():
+            return self._block_of[slots] != _NOT_HERE
+        return known & (self._block_of[np.where(known, slots, 0)] != _NOT_HERE)
+
+    def has_access(self, number: int) -> bool:
+        """Whether an access of this number has slots here."""
+        at = bisect_left(self._last_keys, number << _PARTS)
+        if at == len(self._order):
+            return False
+        block_id = self._order[at]
+        block = self._blocks[block_id]
+        ours = np.flatnonzero(block.keys[: block.num_entries] == number << _PARTS)
+        return bool(self._is_live(block_id, block, ours).any())
+
+    def oldest_first(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Yields pairs `(slots, ranks)` in the order in which they leave; only slots of one access and one rank have
+        equal ranks there. The list must not change meanwhile."""
+        for block_id in self._order:
+            block = self._packed(block_id)
+            keys, ranks = block.keys[: block.num_entries], block.ranks[: block.num_entries]
+            begins = (keys[1:] != keys[:-1]) | (ranks[1:] != ranks[:-1])
+            yield block.slots[: block.num_entries].copy(), np.concatenate([[0], np.cumsum(begins)])
+
+    def take_oldest(self) -> tuple[np.ndarray, np.ndarray]:
+        """Removes the oldest access and returns its slots and ranks; requires that there is one."""
+        block = self._packed(self._order[0])
+        stop = int(np.searchsorted(block.keys[: block.num_entries], block.keys[0], "right"))
+        slots, ranks = block.slots[:stop].copy(), block.ranks[:stop].copy()
+        self.remove(slots)
+        return slots, ranks
+
+    def slots(self) -> np.ndarray:
+        """Returns all slots that are here."""
+        return np.flatnonzero(self._block_of != _NOT_HERE)
+
+    def _put(self, key: int, slots: np.ndarray, ranks: np.ndarray) -> None:
+        if not len(slots):
+            return
+        self._reserve(int(slots.max()) + 1)
+        self.remove(slots)
+        block_id = self._block_for(key)
+        block = self._blocks[block_id]
+        order = np.argsort(-ranks, kind="stable")
+        slots = slots[order]
+        if block.num_entries and key <= block.keys[block.num_entries - 1]:
+            block.is_sorted = False
+        self._block_of[slots] = block_id
+        self._place[slots] = block.append(key, slots, ranks[order])
+        self.num_slots += len(slots)
+        self._newest_key = max(self._newest_key, key)
+
+    def _block_for(self, key: int) -> int:
+        """The block that an access belongs to; a new one if it is the newest and the last block is full."""
+        at = bisect_left(self._last_keys, key)
+        if at < len(self._order):
+            return self._order[at]
+        if self._order:
+            last = self._blocks[self._order[-1]]
+            if 2 * last.num_live < _BLOCK_ENTRIES <= last.num_entries:
+                last = self._packed(self._order[-1])
+            if last.num_entries < _BLOCK_ENTRIES:
+                self._last_keys[-1] = last.last_key = key
+                return self._order[-1]
+        block_id, self._next_id = self._next_id, (self._next_id + 1) % 2**31
+        self._blocks[block_id] = block = _Block(2 * _BLOCK_ENTRIES)
+        block.last_key = key
+        self._order.append(block_id)
+        self._last_keys.append(key)
+        return block_id
+
+    def _shrink(self, block_id: int, count: int) -> None:
+        """Notes that some of a block's slots left."""
+        block = self._blocks[block_id]
+        block.num_live -= count
+        if block.num_live >= _SPARSE:
+            return
+        at = bisect_left(self._last_keys, block.last_key)
+        following = self._order[at + 1] if at + 1 < len(self._order) else None
+        if block.num_live:
+            if following is None or self._blocks[following].num_live + block.num_live > _BLOCK_ENTRIES:
+                return
+            self._packed(block_id)
+            live = slice(block.num_entries)
+            into = self._blocks[following]
+            into.is_sorted = False
+            self._block_of[block.slots[live]] = following
+            self._place[block.slots[live]] = into.append(block.keys[live], block.slots[live], block.ranks[live])
+        del self._blocks[block_id], self._order[at], self._last_keys[at]
+
+    def _packed(self, block_id: int) -> _Block:
+        """The block, with only the slots that are in it, in their order."""
+        block = self._blocks[block_id]
+        if block.num_live == block.num_entries and block.is_sorted:
+            return block
+        places = np.arange(block.num_entries)
+        kept = places[self._is_live(block_id, block, places)]
+        if not block.is_sorted:
+            kept = kept[np.lexsort((-block.ranks[kept], block.keys[kept]))]
+        for array in (block.keys, block.ranks, block.slots):
+            array[: len(kept)] = array[kept]
+        block.num_entries = len(kept)
+        block.is_sorted = True
+        self._place[block.slots[: len(kept)]] = np.arange(len(kept))
+        return block
+
+    def _is_live(self, block_id: int, block: _Block, places: np.ndarray) -> np.ndarray:
+        """A mask of the places of a block whose slots have not left it."""
+        slots = block.slots[places]
+        return (self._block_of[slots] == block_id) & (self._place[slots] == places)
+
+    def _reserve(self, num_slots: int) -> None:
+        if num_slots > len(self._block_of):
+            more = max(num_slots, 2 * len(self._block_of)) - len(self._block_of)
+            self._block_of = np.concatenate([self._block_of, np.full(more, _NOT_HERE, np.int32)])
+            self._place = np.concatenate([self._place, np.zeros(more, np.int32)])
