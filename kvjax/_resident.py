@@ -1,7 +1,7 @@
 """What one group has, read piece by piece, so that a long prompt costs what its answer costs."""
 
 from dataclasses import dataclass
-from typing import Protocol, TypeGuard
+from typing import Protocol
 
 import numpy as np
 
@@ -42,7 +42,7 @@ class Resident:
         """Returns the runs of resident tokens that meet `[start, stop)`; they are maximal as far as it reaches."""
         low, high = max(0, start) // self.tokens_per_chunk, -(-stop // self.tokens_per_chunk)
         low = max(low, self.num_complete)
-        if _is_mask(self.chunks):
+        if self._indices() is None:
             starts, stops = (bound + low for bound in mask_runs(self.chunks[low:high]))
         else:
             starts, stops = runs_of(self._chunks_in(low, high))
@@ -76,14 +76,16 @@ class Resident:
 
     def _chunks_in(self, low: int, high: int) -> np.ndarray:
         """The `chunk_idx` on the host in `[low, high)`, ascending."""
-        if _is_mask(self.chunks):
+        indices = self._indices()
+        if indices is None:
             return np.flatnonzero(self.chunks[low:high]) + low
-        first, stop = self.chunks.searchsorted([low, max(low, high)])
-        return self.chunks[first:stop]
+        first, stop = indices.searchsorted([low, max(low, high)])
+        return indices[first:stop]
 
     def _first_missing(self, chunk_idx: int) -> int:
         """The first chunk from `chunk_idx` on that is not on the host."""
-        if _is_mask(self.chunks):
+        indices = self._indices()
+        if indices is None:
             low, width = chunk_idx, _FIRST_CHUNKS
             while low < len(self.chunks):
                 there = self.chunks[low : low + width]
@@ -92,7 +94,7 @@ class Resident:
                     return low + hole
                 low, width = low + len(there), 4 * width
             return low
-        there = self.chunks[self.chunks.searchsorted(chunk_idx) :]
+        there = indices[indices.searchsorted(chunk_idx) :]
         low, high = 0, len(there)  # the first `low` are consecutive, those from `high` on are not
         while low < high:
             middle = (low + high) // 2
@@ -102,9 +104,10 @@ class Resident:
     def _last_chunk(self, bound: int | None) -> int:
         """The last chunk on the host that begins before `bound`, -1 if there is none."""
         limit = None if bound is None else -(-max(0, bound) // self.tokens_per_chunk)
-        if not _is_mask(self.chunks):
-            last = len(self.chunks) if limit is None else int(self.chunks.searchsorted(limit))
-            return int(self.chunks[last - 1]) if last else -1
+        indices = self._indices()
+        if indices is not None:
+            last = len(indices) if limit is None else int(indices.searchsorted(limit))
+            return int(indices[last - 1]) if last else -1
         high = len(self.chunks) if limit is None else min(len(self.chunks), limit)
         width = _FIRST_CHUNKS
         while high > 0:
@@ -115,6 +118,6 @@ class Resident:
             high, width = low, 4 * width
         return -1
 
-
-def _is_mask(chunks: np.ndarray | ChunkMask) -> TypeGuard[ChunkMask]:
-    return not isinstance(chunks, np.ndarray) or chunks.dtype == bool
+    def _indices(self) -> np.ndarray | None:
+        """The chunks, if they are given as `chunk_idx`; `None` if as a mask."""
+        return self.chunks if isinstance(self.chunks, np.ndarray) and self.chunks.dtype != bool else None

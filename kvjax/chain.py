@@ -4,51 +4,65 @@ Most of a request's chunks stay where they are from one call to the next. A chun
 recognized by its slot and epoch, in arrays; only what was not found is asked for by its key.
 """
 
-from collections.abc import Sequence
-
 import numpy as np
 
 from kvjax._intervals import EMPTY
+from kvjax.chunking import Chunking
+from kvjax.keys import chunk_keys
 from kvjax.pool import ChunkPool
 
 
 class Chain:
-    """Keys by `chunk_idx`, with the slots of those that were found in the pool.
+    """The chunks, by `chunk_idx`, with the slots of those that were found in the pool.
 
     Args:
         pool: where they are looked for.
+        chunking: the layout and its chunks.
+        group_idx: the group.
+        namespace: under which they are keyed.
+        hashes: the request's prefix hashes, a list that grows with it. Keys are made where they are asked for.
     """
 
-    def __init__(self, pool: ChunkPool):
-        self.keys: list[bytes] = []
+    def __init__(self, pool: ChunkPool, chunking: Chunking, group_idx: int, namespace: bytes, hashes: list[bytes]):
         self._pool = pool
+        self._chunking = chunking
+        self._group_idx = group_idx
+        self._namespace = namespace
+        self._hashes = hashes
+        self._per_chunk = chunking.hashes_per_chunk[group_idx] or 1
         self._slots = EMPTY
         self._epochs = EMPTY
         self._looked = np.empty(0, bool)
         self._asked = np.empty(0, bool)
 
     def __len__(self) -> int:
-        return len(self.keys)
+        return len(self._slots)
 
-    def extend(self, keys: Sequence[bytes]) -> None:
-        """Adds the keys of the chunks that follow."""
-        if not keys:
-            return
-        self.keys += keys
-        absent = np.full(len(keys), -1, np.int64)
-        self._slots = np.concatenate([self._slots, absent])
-        self._epochs = np.concatenate([self._epochs, absent])
-        self._looked = np.concatenate([self._looked, np.zeros(len(keys), bool)])
-        self._asked = np.concatenate([self._asked, np.zeros(len(keys), bool)])
+    def extend(self) -> None:
+        """Takes in the chunks that the hashes cover by now."""
+        more = len(self._hashes) // self._per_chunk - len(self)
+        if more:
+            absent = np.full(more, -1, np.int64)
+            self._slots = np.concatenate([self._slots, absent])
+            self._epochs = np.concatenate([self._epochs, absent])
+            self._looked = np.concatenate([self._looked, np.zeros(more, bool)])
+            self._asked = np.concatenate([self._asked, np.zeros(more, bool)])
+
+    def keys(self, chunks: np.ndarray) -> list[bytes]:
+        """Returns the keys of ascending distinct `chunk_idx`."""
+        if not len(chunks):
+            return []
+        first, stop = int(chunks[0]), int(chunks[-1]) + 1
+        keys = chunk_keys(
+            self._chunking, self._group_idx, self._hashes, self._namespace, first_chunk=first, stop_chunk=stop
+        )
+        return keys if stop - first == len(chunks) else [keys[c] for c in (chunks - first).tolist()]
 
     def look(self, chunks: np.ndarray) -> None:
         """Looks in the pool for chunks, by `chunk_idx`, that are not known to be there."""
         unknown = chunks[~self.held_among(chunks)]
         if len(unknown):
-            first, last = int(unknown[0]), int(unknown[-1])
-            in_a_row = last - first + 1 == len(unknown)
-            keys = self.keys[first : last + 1] if in_a_row else [self.keys[c] for c in unknown.tolist()]
-            self.note(unknown, self._pool.held(keys))
+            self.note(unknown, self._pool.held(self.keys(unknown)))
         self._looked[chunks] = True
 
     def note(self, chunks: np.ndarray, slots: np.ndarray) -> None:

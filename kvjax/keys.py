@@ -117,9 +117,16 @@ def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:
 
 
 def chunk_keys(
-    chunking: Chunking, group_idx: int, hashes: Sequence[bytes], namespace: bytes, *, first_chunk: int = 0
+    chunking: Chunking,
+    group_idx: int,
+    hashes: Sequence[bytes],
+    namespace: bytes,
+    *,
+    first_chunk: int = 0,
+    stop_chunk: int | None = None,
 ) -> list[ChunkKey]:
-    """Returns the keys of a group's chunks that the hashes cover, from `first_chunk` on, in order.
+    """Returns the keys of a group's chunks `[first_chunk, stop_chunk)`, in order; by default of all from the first one
+    on that the hashes cover.
 
     A key is the prefix hash at the chunk's last token, the group, and the start of the namespace (which
     the hash covers already: it is repeated so that a namespace can be found again).
@@ -127,7 +134,8 @@ def chunk_keys(
     per_chunk = chunking.hashes_per_chunk[group_idx]
     assert per_chunk is not None, "scratch groups have no keys"
     tag = group_idx.to_bytes(_GROUP_BYTES, "little") + namespace[:NAMESPACE_BYTES]
-    return list(map(add, hashes[(first_chunk + 1) * per_chunk - 1 :: per_chunk], repeat(tag)))
+    stop = None if stop_chunk is None else stop_chunk * per_chunk
+    return list(map(add, hashes[(first_chunk + 1) * per_chunk - 1 : stop : per_chunk], repeat(tag)))
 
 
 def key_group(key: ChunkKey) -> int:

@@ -120,7 +120,7 @@ class Ledger:
         self.checkpoint_tokens = checkpoint_spacing(chunking, checkpoint_tokens)
         self.store_after = integer(store_after, "store_after", at_least=1)
         self.pool = ChunkPool(pool_units(chunking, units, host_bytes), units.units_per_chunk, policy)
-        self._chooser = StoreChooser(chunking, units, self.pool, self.resume_multiple)
+        self._chooser = StoreChooser(chunking, units, self.pool, self.resume_multiple, admits=self.store_after > 1)
         self.counts = LedgerCounts(np.zeros(len(chunking.layout.groups), np.int64), self._chooser.dropped)
         self._asked = AskedSketch() if self.store_after > 1 else None
         self._namespaces: dict[str | bytes, bytes] = {}
@@ -198,13 +198,12 @@ class Ledger:
         if shared > hit.hit_tokens:
             request.checkpoints.add(shared)
         request.add_checkpoints(self.checkpoint_tokens, hit.hit_tokens)
-        if self._asked is not None:
-            request.num_admitted = self._admitted(request)
-
         before = self._requests.get(request_id)
         again = before is not None and self._take_over(request, before)
         if before is not None:
             self._forget(before)
+        if self._asked is not None:
+            self._ask(request, self._asked)
         self._requests[request_id] = request
         request.pins = self.pool.pin(self._slots_to_load(request, hit))
         request.access = self.pool.new_access()
@@ -576,8 +575,9 @@ class Ledger:
     ) -> Request:
         """A request with its keys, whose handle of its namespace is open."""
         name = self.namespace(salt)
-        chains = {g: Chain(self.pool) for g in self.chunking.layout.cached}
-        request = Request(name, 0, 0, chains, limits)
+        own: list[bytes] = []
+        chains = {g: Chain(self.pool, self.chunking, g, name, own) for g in self.chunking.layout.cached}
+        request = Request(name, 0, 0, chains, limits, hashes=own)
         request.extend(self.chunking, token_ids, hashes, num_tokens)
         if not request.num_tokens:
             raise ValueError("`token_ids` must hold at least one token, got none")
@@ -602,6 +602,8 @@ class Ledger:
         if units and request.hashes[units - 1] != before.hashes[units - 1]:
             return False
         request.counted_hit = before.counted_hit
+        request.num_asked = {g: min(number, len(request.chains[g])) for g, number in before.num_asked.items()}
+        request.num_admitted = {g: min(number, len(request.chains[g])) for g, number in before.num_admitted.items()}
         for g, chain in request.chains.items():
             chain.asked_like(before.chains[g], min(len(chain), len(before.chains[g])))
         return True
@@ -637,17 +639,20 @@ class Ledger:
             request.access = 0 if most < _LOOKED_AT_A_TIME else request.access
             request.unlooked = 0
 
-    def _admitted(self, request: Request) -> dict[int, int]:
-        """Counts the prompt's chunks as asked for; returns by group how many of them, from the first one on, were
-        asked for often enough to be stored."""
-        assert self._asked is not None, "chunks are counted"
-        admitted = {}
+    def _ask(self, request: Request, asked_before: AskedSketch) -> None:
+        """Counts the prompt's chunks as asked for, but for those that the request asked for before, and notes how many
+        of them, from the first one on, were asked for often enough to be stored."""
         for g, chain in request.chains.items():
+            known = request.num_asked.get(g, 0)
+            new = np.arange(known, len(chain))
+            if not len(new):
+                continue
             # Keys of groups differ at their end alone, which a fingerprint does not see.
-            counts = self._asked.ask(fingerprints(chain.keys) + np.uint64(g)) if len(chain) else np.empty(0, np.int64)
+            counts = asked_before.ask(fingerprints(chain.keys(new)) + np.uint64(g))
             rare = np.flatnonzero(counts < self.store_after)
-            admitted[g] = int(rare[0]) if len(rare) else len(counts)
-        return admitted
+            if request.num_admitted.get(g, 0) == known:
+                request.num_admitted[g] = known + (int(rare[0]) if len(rare) else len(counts))
+            request.num_asked[g] = len(chain)
 
     def _may_store(self, request: Request, checkpoints: Sequence[int], written: int) -> bool:
         """Whether anything of the request may be stored at all."""

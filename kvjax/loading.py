@@ -96,8 +96,8 @@ class Loads:
             if share and len(chunks):
                 shared[name], found = self._shared(request, g, chunks, epochs, block_tables)
                 after |= dict.fromkeys(found)
-            of_others = shared[name].any(axis=1) if name in shared else np.zeros(len(chunks), bool)
-            rows[g] = LoadRows(chunks, epochs, of_others)
+            of_others = np.any(shared[name], axis=1) if name in shared else np.zeros(len(chunks), bool)
+            rows[g] = LoadRows(chunks, epochs, np.asarray(of_others))
         if stale:
             plan = LoadPlan((), 0)
         else:

@@ -10,7 +10,7 @@ from kvjax._checks import integer
 from kvjax.chain import Chain
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit
-from kvjax.keys import chunk_keys, engine_hashes, prefix_hashes, token_array
+from kvjax.keys import engine_hashes, prefix_hashes, token_array
 from kvjax.pool import Pins
 
 if TYPE_CHECKING:
@@ -74,8 +74,8 @@ class Request:
         access: the number of its access to the pool.
         num_touched: chunks of the access when all of them were last named.
         ranked_to: the largest position that its chunks in the pool could restore when they were last ranked.
-        num_admitted: the first so many chunks that were asked for often enough to be stored, by `group_idx`;
-            `None` if all are.
+        num_asked: the first so many chunks that were counted as asked for, by `group_idx`, where that is counted.
+        num_admitted: the first so many of them that were asked for often enough to be stored.
         declined: chunks below these were counted as not to be stored, by `group_idx`.
     """
 
@@ -104,13 +104,9 @@ class Request:
     access: int = 0
     num_touched: int = 0
     ranked_to: int = 0
-    num_admitted: dict[int, int] | None = None
+    num_asked: dict[int, int] = field(default_factory=dict)
+    num_admitted: dict[int, int] = field(default_factory=dict)
     declined: dict[int, int] = field(default_factory=dict)
-
-    @property
-    def keys(self) -> dict[int, list[bytes]]:
-        """Keys of the complete chunks, by `group_idx`."""
-        return {g: chain.keys for g, chain in self.chains.items()}
 
     def extend(self, chunking: Chunking, token_ids: Any, hashes: Sequence[Any] | None, num_tokens: int | None) -> None:
         """Adds tokens, or the engine's hashes, and the chunk keys that they complete.
@@ -144,7 +140,7 @@ class Request:
         self.num_tokens, self.from_engine = total, from_engine
         self.hashes += new
         for g, chain in self.chains.items():
-            chain.extend(chunk_keys(chunking, g, self.hashes, self.namespace, first_chunk=len(chain)))
+            chain.extend()
             self.lag = max(self.lag, (chunking.tokens_per_chunk[g] or 0) + chunking.layout.groups[g].lookahead_tokens)
 
     def add_checkpoints(self, every: int | None, after: int) -> None:

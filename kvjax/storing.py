@@ -65,14 +65,16 @@ class StoreChooser:
         units: how chunks are cut into units of the pool.
         pool: where they are reserved.
         resume_multiple: see `store_set`.
+        admits: only chunks that were asked for often enough are stored, see `Request.num_admitted`.
     """
 
-    def __init__(self, chunking: Chunking, units: Units, pool: ChunkPool, resume_multiple: int):
+    def __init__(self, chunking: Chunking, units: Units, pool: ChunkPool, resume_multiple: int, *, admits: bool):
         self._chunking = chunking
         self._units = units
         self._pool = pool
         self._store_set = lru_cache(maxsize=64)(partial(store_set, chunking, resume_multiple=resume_multiple))
         self._resume_multiple = resume_multiple
+        self._admits = admits
         self.dropped = np.zeros(len(chunking.layout.groups), np.int64)  # chunks that lost a block, by group
         self.num_declined = 0  # chunks that were not to be stored
 
@@ -102,8 +104,11 @@ class StoreChooser:
         new: dict[int, np.ndarray] = {}
         kept = []
         for g, chain in request.chains.items():
-            wanted = np.unique(np.concatenate([part[self._chunking.layout.groups[g].name] for part in parts]))
-            complete = wanted[: np.searchsorted(wanted, written // (self._chunking.tokens_per_chunk[g] or 1))]
+            wanted = np.zeros(written // (self._chunking.tokens_per_chunk[g] or 1), bool)
+            for part in parts:
+                chunks = part[self._chunking.layout.groups[g].name]
+                wanted[chunks[: np.searchsorted(chunks, len(wanted))]] = True
+            complete = np.flatnonzero(wanted)
             new[g] = complete[~held[g][complete]]
             kept.append(chain.slots(complete[held[g][complete]]))
         settled = all(bool(self._pool.ready(slots).all()) for slots in kept)
@@ -125,7 +130,7 @@ class StoreChooser:
     ) -> Chosen | None:
         group_idxs = np.repeat(list(new), [len(chunks) for chunks in new.values()])
         chunk_idxs = np.concatenate(list(new.values()))
-        keys = [request.chains[g].keys[c] for g, chunks in new.items() for c in chunks.tolist()]
+        keys = [key for g, chunks in new.items() for key in request.chains[g].keys(chunks)]
         if not keys:
             empty = self._pool.prepare_store([], [], kept=kept)
             assert empty is not None, "nothing always finds room"
@@ -297,8 +302,8 @@ class StoreChooser:
     def _most_chunks(self, request: Request, g: int) -> int:
         """How many chunks from the first one on may be stored."""
         most = len(request.chains[g])
-        if request.num_admitted is not None:
-            most = min(most, request.num_admitted[g])
+        if self._admits:
+            most = min(most, request.num_admitted.get(g, 0))
         if request.limits.store_tokens is not None:
             most = min(most, request.limits.store_tokens // (self._chunking.tokens_per_chunk[g] or 1))
         return most

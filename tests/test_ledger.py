@@ -1,5 +1,6 @@
 """What a scheduler may expect of the ledger: hits, shared prefixes, jobs that fail, and refusals."""
 
+import numpy as np
 import pytest
 
 from kvjax import ChunkedLocal, FullAttention, Ledger, SlidingWindow
@@ -176,7 +177,7 @@ class TestJobs:
         served.compute("b", 16)
         store = served.store("b")
         pool = served.ledger.pool
-        pool.invalidate([served.ledger._requests["b"].keys[0][2]])
+        pool.invalidate(served.ledger._requests["b"].chains[0].keys(np.array([2])))
         assert lists(served.start("c", prompt(30)).load) == {"window": [0, 1]}
         assert served.start("c", prompt(30)).hit_tokens == 8
         served.end_store(store)

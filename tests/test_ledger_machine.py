@@ -4,10 +4,12 @@ The engine checks every byte: the source of each store, the units of each load w
 ends, every token read, and that no unit is handed out while it is read or written.
 """
 
+import numpy as np
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from kvjax import ChunkedLocal, FullAttention, Recurrent, Scratch, SlidingWindow, next_cut
+from kvjax.pool import POLICIES
 from tests.oracles.layouts import cut, group
 from tests.support.fake_engine import FakeEngine
 from tests.support.ledgers import clear_away
@@ -26,6 +28,15 @@ NAMES = st.sampled_from("abcd")
 CHUNK = 64
 
 
+def masks_of(data, work):
+    """Which rows of a load or store went well."""
+    flags = st.lists(st.booleans(), min_size=work.plan.num_chunks, max_size=work.plan.num_chunks)
+    ok = np.array(data.draw(flags), bool)
+    ends = np.cumsum([moves.num_chunks for moves in work.plan.moves])
+    parts = np.split(ok, ends[:-1]) if len(ends) else []
+    return {moves.group_idx: part for moves, part in zip(work.plan.moves, parts, strict=True)}
+
+
 class LedgerMachine(RuleBasedStateMachine):
     @initialize(
         layout=st.sampled_from(LAYOUTS),
@@ -34,8 +45,10 @@ class LedgerMachine(RuleBasedStateMachine):
         checkpoint_tokens=st.sampled_from([None, 6, 8]),
         resume_multiple=st.sampled_from([1, 2]),
         fills=st.booleans(),
+        policy=st.sampled_from(sorted(POLICIES)),
+        store_after=st.sampled_from([1, 1, 1, 2]),
     )
-    def start(self, layout, chunks, frees, checkpoint_tokens, resume_multiple, fills):
+    def start(self, layout, chunks, frees, checkpoint_tokens, resume_multiple, fills, policy, store_after):
         most = max(layout.blocks_per_chunk[g] or 0 for g in layout.layout.cached)
         self.engine = FakeEngine(
             layout,
@@ -44,6 +57,8 @@ class LedgerMachine(RuleBasedStateMachine):
             fills=fills,
             checkpoint_tokens=checkpoint_tokens,
             resume_multiple=resume_multiple,
+            policy=POLICIES[policy](),
+            store_after=store_after,
         )
         self.ledger = self.engine.ledger
 
@@ -56,22 +71,34 @@ class LedgerMachine(RuleBasedStateMachine):
         length=st.sampled_from(LENGTHS),
         on_device=st.sampled_from([0, 0, 0, 0, 3, 6, 8]),
         salt=st.sampled_from([b"", b"", b"", b"tenant"]),
-        load=st.sampled_from(["at once"] * 4 + ["in flight"] * 2 + ["failed", "taken back", "never"]),
+        load=st.sampled_from(["at once"] * 4 + ["in flight"] * 2 + ["failed", "in part", "taken back", "never"]),
+        limits=st.sampled_from([{}] * 5 + [{"skip": True}, {"max_load_tokens": 7}, {"max_store_tokens": 13}]),
+        share=st.booleans(),
+        data=st.data(),
     )
-    def look_up(self, name, trunk, length, on_device, salt, load):
+    def look_up(self, name, trunk, length, on_device, salt, load, limits, share, data):
         """A new request, or one that is preempted and admitted again while its stores are in flight."""
         for under_way in list(self.engine.loads):
             if under_way.request_id == name:
-                self.engine.end_load(under_way)
-        self.engine.start(name, trunk[:length], salt=salt, on_device=min(on_device, length - 1))
+                self.end_with_others(under_way)
+        on_device = min(on_device, length - 1)
+        found = self.engine.start(name, trunk[:length], salt=salt, on_device=on_device, **limits)
+        if limits.get("skip"):
+            assert found.hit_tokens == on_device
+        assert found.hit_tokens <= on_device + limits.get("max_load_tokens", 60)
         if load == "never":
             return
-        prepared = self.engine.load(name)
-        if load == "taken back":
-            self.engine.loads.remove(prepared)
-            self.ledger.cancel_load(prepared)
-        elif load != "in flight":
-            self.engine.end_load(prepared, ok=load == "at once")
+        prepared = self.engine.load(name, share=share)
+        if load == "taken back" and not prepared.after:
+            self.engine.take_back(prepared)
+        elif load != "in flight" and self.ledger.may_complete(prepared):
+            self.engine.end_load(prepared, ok=masks_of(data, prepared) if load == "in part" else load != "failed")
+
+    def end_with_others(self, load):
+        for other in load.after:
+            if other in self.engine.loads:
+                self.end_with_others(other)
+        self.engine.end_load(load)
 
     @rule(trunk=st.sampled_from(TRUNKS), length=st.sampled_from(LENGTHS), step=st.sampled_from([40, 8, 3]))
     def serve(self, trunk, length, step):
@@ -79,9 +106,10 @@ class LedgerMachine(RuleBasedStateMachine):
         self.engine.served("whole", trunk[:length], step)
 
     @precondition(lambda self: self.engine.loads)
-    @rule(data=st.data(), ok=st.sampled_from([True] * 5 + [False]))
-    def end_load(self, data, ok):
-        self.engine.end_load(data.draw(st.sampled_from(self.engine.loads)), ok=ok)
+    @rule(data=st.data(), how=st.sampled_from(["well"] * 5 + ["failed", "in part"]))
+    def end_load(self, data, how):
+        load = data.draw(st.sampled_from([load for load in self.engine.loads if self.ledger.may_complete(load)]))
+        self.engine.end_load(load, ok=masks_of(data, load) if how == "in part" else how == "well")
 
     @precondition(lambda self: self.engine.running)
     @rule(
@@ -106,11 +134,12 @@ class LedgerMachine(RuleBasedStateMachine):
                 self.engine.end_store(prepared, ok=store == "at once")
         self.engine.free(request)
 
-    @precondition(lambda self: self.engine.stores)
-    @rule(data=st.data(), ok=st.sampled_from([True] * 5 + [False]))
-    def end_store(self, data, ok):
-        store, _ = data.draw(st.sampled_from(self.engine.stores))
-        self.engine.end_store(store, ok=ok)
+    @precondition(lambda self: any(self.ledger.may_complete(store) for store, _ in self.engine.stores))
+    @rule(data=st.data(), how=st.sampled_from(["well"] * 5 + ["failed", "in part"]))
+    def end_store(self, data, how):
+        ready = [store for store, _ in self.engine.stores if self.ledger.may_complete(store)]
+        store = data.draw(st.sampled_from(ready))
+        self.engine.end_store(store, ok=masks_of(data, store) if how == "in part" else how == "well")
 
     @precondition(lambda self: self.engine.running)
     @rule(data=st.data(), tokens=st.lists(st.integers(0, 1), min_size=1, max_size=6))
@@ -141,10 +170,10 @@ class LedgerMachine(RuleBasedStateMachine):
         """Everything ends; nothing is left behind."""
         if not hasattr(self, "engine"):
             return
-        for store, _ in list(self.engine.stores):
-            self.engine.end_store(store)
         for load in list(self.engine.loads):
             self.engine.end_load(load)
+        for store, _ in list(self.engine.stores):
+            self.engine.end_store(store)
         for name in list(self.engine.running):
             self.engine.finish(name)
         self.ledger.check_integrity()

@@ -202,7 +202,7 @@ class TestEngineThatCoversAll:
         assert engine.start("b", tokens) == 32
         engine.offloader.invalidate()
         engine.compute("b", 33, step=4)
-        tail = engine.offloader.ledger._requests["b"].keys[0][7]
+        (tail,) = engine.offloader.ledger._requests["b"].chains[0].keys(np.array([7]))
         engine.stop("b")
         engine.offloader.ledger.pool.invalidate([tail])
         engine.start("c", tokens)

@@ -6,7 +6,7 @@ import numpy as np
 
 from kvjax.pool.ghosts import Ghosts
 from kvjax.pool.policy import Access
-from kvjax.pool.recency import RecencyList
+from kvjax.pool.recency import FIRST_SLOTS, RecencyList, longer
 
 _GHOST_PLACES = 2**18
 
@@ -22,15 +22,14 @@ class ARC:
     at least as often and as lately as what follows it, so that it always leaves after it.
 
     Args:
-        ghost_places: chunks that left, of each list, that are remembered at most; a power of two.
+        ghost_places: chunks that left and are remembered at most; a power of two.
     """
 
     def __init__(self, ghost_places: int = _GHOST_PLACES):
         self._once = RecencyList()
         self._again = RecencyList()
-        self._left_once = Ghosts(ghost_places)
-        self._left_again = Ghosts(ghost_places)
-        self._fingerprints = np.zeros(64, np.uint64)  # by slot
+        self._ghosts = Ghosts(ghost_places)
+        self._fingerprints = np.zeros(FIRST_SLOTS, np.uint64)  # by slot
         self._target = 0.0  # slots that `_once` may keep for itself
 
     def touch(self, access: Access) -> None:
@@ -38,33 +37,27 @@ class ARC:
         slots, ranks = access.slots, access.ranks
         if not len(slots):
             return
-        self._note(slots, access.fingerprints)
+        self._fingerprints = longer(self._fingerprints, int(slots.max()) + 1)
+        self._fingerprints[slots] = access.fingerprints
         again, once = self._again.holds(slots), self._once.holds(slots)
         deserving = again | (once & access.counted)
-        new = np.flatnonzero(~again & ~once)
+        new = np.flatnonzero(~(again | once))
         if len(new):
             deserving[new] = self._came_back(access.fingerprints[new])
-        # What a prefix lacks, what follows it must not have.
-        goes = ranks < ranks[~deserving].min() if not deserving.all() else deserving
-        if self._once.has_access(access.number) and not again.any():
-            goes = goes & ~np.isin(np.arange(len(slots)), new)  # the access goes on with what it did not ask for
-        if goes.all():
-            self._once.remove(slots)
-            self._again.add(access.number, slots, ranks)
+        if not np.count_nonzero(deserving):
+            self._once.add(access.number, slots, ranks)
         else:
-            for some, into, out_of in ((goes, self._again, self._once), (~goes, self._once, self._again)):
-                out_of.remove(slots[some])
-                into.add(access.number, slots[some], ranks[some])
+            self._place(access, self._promoted(access, deserving, again, new))
         self._balance()
 
     def remove(self, slots: np.ndarray, *, evicted: bool) -> None:
         """See `Policy.remove`."""
-        for held, left in ((self._once, self._left_once), (self._again, self._left_again)):
+        for left, held in enumerate((self._once, self._again)):
             here = slots[held.holds(slots)]
             if len(here):
                 held.remove(here)
                 if evicted:
-                    left.put(self._fingerprints[here])
+                    self._ghosts.put(self._fingerprints[here], left)
 
     def victims(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `Policy.victims`."""
@@ -79,12 +72,28 @@ class ARC:
     def _num_slots(self) -> int:
         return self._once.num_slots + self._again.num_slots
 
+    def _promoted(self, access: Access, deserving: np.ndarray, again: np.ndarray, new: np.ndarray) -> np.ndarray:
+        """A mask of what goes to the list of what was asked for again."""
+        if np.count_nonzero(deserving) == len(deserving):
+            goes = deserving
+        else:  # what a prefix lacks, what follows it must not have
+            goes = access.ranks < access.ranks[~deserving].min()
+        if not again.any() and self._once.has_access(access.number):
+            goes[new] = False  # the access goes on with what it did not ask for
+        return goes
+
+    def _place(self, access: Access, goes: np.ndarray) -> None:
+        slots, ranks = access.slots, access.ranks
+        for some, into, out_of in ((goes, self._again, self._once), (~goes, self._once, self._again)):
+            if some.any():
+                out_of.remove(slots[some])
+                into.add(access.number, slots[some], ranks[some])
+
     def _came_back(self, fingerprints: np.ndarray) -> np.ndarray:
         """Which of some new chunks left lately; the target moves towards the list that they left."""
         capacity = max(1, self._num_slots)
-        sizes = self._left_once.size(capacity), self._left_again.size(capacity)
-        from_once = self._left_once.take(fingerprints, capacity)
-        from_again = self._left_again.take(fingerprints, capacity)
+        sizes = self._ghosts.size(0, capacity), self._ghosts.size(1, capacity)
+        from_once, from_again = self._ghosts.take(fingerprints, capacity)
         up = np.count_nonzero(from_once) * max(1.0, sizes[1] / max(1, sizes[0]))
         down = np.count_nonzero(from_again) * max(1.0, sizes[0] / max(1, sizes[1]))
         self._target = min(max(0.0, self._target + up - down), float(capacity))
@@ -94,11 +103,3 @@ class ARC:
         most = max(0.0, self._num_slots - self._target)
         while self._again.num_slots > most:
             self._once.append(*self._again.take_oldest())
-
-    def _note(self, slots: np.ndarray, fingerprints: np.ndarray) -> None:
-        num_slots = int(slots.max()) + 1
-        if num_slots > len(self._fingerprints):
-            larger = np.zeros(max(num_slots, 2 * len(self._fingerprints)), np.uint64)
-            larger[: len(self._fingerprints)] = self._fingerprints
-            self._fingerprints = larger
-        self._fingerprints[slots] = fingerprints

@@ -39,7 +39,6 @@ class Books:
         self.index = KeyIndex(self.chunks.key)
         self.namespaces = Namespaces(num_groups)
         self.counts = PoolCounts(np.zeros(num_groups, np.int64), np.zeros(num_groups, np.int64))
-        self.held_chunks = np.zeros(num_groups, np.int64)  # that hold units, by group
         self.num_stale = 0
         self.on_change: Callable[[Change], None] | None = None
         self._num_groups = num_groups
@@ -79,41 +78,34 @@ class Books:
         self._epoch += len(slots)
         chunks.indexed[slots] = chunks.writing[slots] = True
         self.index.insert(keys, prints, slots)
-        by_group = self.by_group(slots)
-        self.held_chunks += by_group
-        self.namespaces.held[namespace] += by_group
-        self.namespaces.count(chunks.namespace[slots], 1)
+        spaces = self.namespaces
+        spaces.count((spaces.held, spaces.existing), chunks.namespace[slots], groups, 1)
         return slots
 
     def publish(self, slots: np.ndarray) -> None:
         """Counts chunks whose writing ended well, none of them stale, as resident."""
         if not len(slots):
             return
+        chunks, spaces = self.chunks, self.namespaces
         self.counts.stored += len(slots)
-        self.counts.stored_by_group += self._count(self.namespaces.resident, slots, 1)
+        self.counts.stored_by_group += self.by_group(slots)
+        spaces.count((spaces.resident,), chunks.namespace[slots], chunks.group_idx[slots], 1)
         self._tell("stored", "", slots)
 
     def hide(self, slots: np.ndarray, reason: Reason) -> None:
         """Keys lead to these chunks no more. Those being written were never found, and nobody is told of them."""
         if not len(slots):
             return
-        chunks = self.chunks
-        current = slots
-        if self.num_stale:
-            past = self.past(slots)
-            self.num_stale -= int(np.count_nonzero(past))
-            current = slots[~past]
+        chunks, spaces = self.chunks, self.namespaces
         writing = chunks.writing[slots]
-        any_writing = writing.any()
-        by_group = self._count(self.namespaces.held, current, -1)
-        if any_writing or len(current) < len(slots):
-            self._count(self.namespaces.resident, current[~chunks.writing[current]], -1)
-        else:
-            self._count(self.namespaces.resident, slots, -1, by_group)
+        found = slots[~writing] if writing.any() else slots
+        self._uncount(spaces.held, slots)
+        self._uncount(spaces.resident, found)
+        if self.num_stale:
+            self.num_stale -= int(np.count_nonzero(self.past(slots)))
         self.index.remove(slots)
         chunks.indexed[slots] = False
         self.policy.remove(slots, evicted=reason == "evicted")
-        found = slots[~writing] if any_writing else slots
         if len(found):
             self._tell("removed", reason, found)
 
@@ -126,14 +118,14 @@ class Books:
 
     def free(self, slots: np.ndarray) -> None:
         """Gives back the units of those distinct chunks that nobody finds, writes or reads."""
-        chunks = self.chunks
+        chunks, spaces = self.chunks, self.namespaces
         slots = slots[~(chunks.indexed[slots] | chunks.writing[slots] | (chunks.pins[slots] > 0))]
         if not len(slots):
             return
-        self.held_chunks -= self.by_group(slots)
         namespaces = chunks.namespace[slots]
+        spaces.count((spaces.existing,), namespaces, chunks.group_idx[slots], -1)
         chunks.free(slots)
-        self.namespaces.count(namespaces, -1)
+        spaces.recycle(namespaces)
 
     def invalidate(self, namespace: int | None) -> int:
         """Makes all chunks of a namespace, or of all, stale; returns how many keys led to."""
@@ -178,19 +170,11 @@ class Books:
         self.hide(stale, "invalidated")
         self.free(stale)
 
-    def _count(
-        self, table: np.ndarray, slots: np.ndarray, change: int, by_group: np.ndarray | None = None
-    ) -> np.ndarray:
-        """Adds to one of the tables `(namespaces, groups)`; returns how many of the chunks are of each group."""
-        if by_group is None:
-            by_group = self.by_group(slots)
-        if len(slots):
-            namespaces = self.chunks.namespace[slots]
-            if (namespaces == namespaces[0]).all():
-                table[namespaces[0]] += change * by_group
-            else:
-                np.add.at(table, (namespaces, self.chunks.group_idx[slots]), change)
-        return by_group
+    def _uncount(self, table: np.ndarray, slots: np.ndarray) -> None:
+        """Takes chunks from a table of the namespaces that does not count stale ones."""
+        if self.num_stale:
+            slots = slots[~self.past(slots)]
+        self.namespaces.count((table,), self.chunks.namespace[slots], self.chunks.group_idx[slots], -1)
 
     def _tell(self, kind: Literal["stored", "removed"], reason: Reason | Literal[""], slots: np.ndarray) -> None:
         if self.on_change is not None:

@@ -3,17 +3,19 @@
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 
 from kvjax.pool.ids import IdAllocator
 
 NO_SLOTS = np.empty(0, np.int64)
+_CLEARED_SLOTS = 2**20
 
 
 class ChunkTable:
     """Places for the books of chunks, each with the units that its chunk holds.
 
-    Arrays have one entry for each slot and are as long as the pool can have chunks, but memory is taken only
-    for slots that were used: the lowest ones. No Python object belongs to a chunk but its key, so that neither
+    Arrays have one entry for each slot and are as long as the pool can have chunks, but beyond the first million
+    memory is taken only for slots that were used: the lowest ones. No Python object belongs to a chunk but its key, so that neither
     growth nor the garbage collector pauses.
 
     Args:
@@ -24,19 +26,19 @@ class ChunkTable:
     def __init__(self, num_units: int, units_per_chunk: Sequence[int | None]):
         widths = [width or 0 for width in units_per_chunk]
         num_slots = max(1, num_units // min(width for width in widths if width))
-        self.key = np.empty(num_slots, object)
-        self.fingerprint = np.zeros(num_slots, np.uint64)
-        self.group_idx = np.zeros(num_slots, np.int16)
-        self.chunk_idx = np.zeros(num_slots, np.int64)
-        self.namespace = np.zeros(num_slots, np.int32)
-        self.generation = np.zeros(num_slots, np.int64)
-        self.epoch = np.zeros(num_slots, np.int64)  # of the chunk in the slot, 0 if there is none
-        self.access = np.zeros(num_slots, np.int64)  # the number of the last access to the chunk
-        self.indexed = np.zeros(num_slots, bool)  # a key leads here
-        self.writing = np.zeros(num_slots, bool)
-        self.pins = np.zeros(num_slots, np.int32)
+        self.key = _zeros(num_slots, object)
+        self.fingerprint = _zeros(num_slots, np.uint64)
+        self.group_idx = _zeros(num_slots, np.int16)
+        self.chunk_idx = _zeros(num_slots, np.int64)
+        self.namespace = _zeros(num_slots, np.int32)
+        self.generation = _zeros(num_slots, np.int64)
+        self.epoch = _zeros(num_slots, np.int64)  # of the chunk in the slot, 0 if there is none
+        self.access = _zeros(num_slots, np.int64)  # the number of the last access to the chunk
+        self.indexed = _zeros(num_slots, bool)  # a key leads here
+        self.writing = _zeros(num_slots, bool)
+        self.pins = _zeros(num_slots, np.int32)
         self.widths = np.array(widths, np.int64)  # units of a chunk, by group
-        self._row = np.zeros(num_slots, np.int32)  # in its group's table of units
+        self._row = _zeros(num_slots, np.int32)  # in its group's table of units
         self._units = [np.zeros((num_units // width if width else 0, width), np.int32) for width in widths]
         self._free_rows = [IdAllocator(len(table)) for table in self._units]
         self._free_slots = IdAllocator(num_slots)
@@ -57,9 +59,9 @@ class ChunkTable:
         """
         slots = self._free_slots.take(len(group_idxs)).astype(np.int64)
         self.group_idx[slots] = group_idxs
-        for g, some in _by_group(group_idxs):
-            rows = self._free_rows[g].take(np.count_nonzero(some))
-            self._row[slots[some]] = rows
+        for g, of_group in self._by_group(slots):
+            rows = self._free_rows[g].take(len(of_group))
+            self._row[of_group] = rows
             width = int(self.widths[g])
             self._units[g][rows] = self._free_units.take(len(rows) * width).reshape(len(rows), width)
         if len(slots):
@@ -68,9 +70,8 @@ class ChunkTable:
 
     def free(self, slots: np.ndarray) -> None:
         """Takes back slots and their units."""
-        group_idxs = self.group_idx[slots]
-        for g, some in _by_group(group_idxs):
-            rows = self._row[slots[some]]
+        for g, of_group in self._by_group(slots):
+            rows = self._row[of_group]
             self._free_units.give(self._units[g][rows].ravel())
             self._free_rows[g].give(rows)
         self._free_slots.give(slots)
@@ -88,21 +89,29 @@ class ChunkTable:
         """Raises an `AssertionError` if a unit, row or slot is neither free nor held exactly once."""
         live = np.flatnonzero(self.epoch)
         _check_partition(self._free_slots, live, "slot")
-        held = [np.empty(0, np.int64)]
+        held: list[np.ndarray] = [NO_SLOTS]
         for g, table in enumerate(self._units):
             rows = self._row[live[self.group_idx[live] == g]]
             _check_partition(self._free_rows[g], rows, "row")
             held.append(table[rows].ravel())
         _check_partition(self._free_units, np.concatenate(held), "unit")
 
+    def _by_group(self, slots: np.ndarray) -> list[tuple[int, np.ndarray]]:
+        """The groups that occur, each with its slots."""
+        if not len(slots):
+            return []
+        group_idxs = self.group_idx[slots]
+        if (group_idxs == group_idxs[0]).all():
+            return [(int(group_idxs[0]), slots)]
+        return [(g, slots[group_idxs == g]) for g in np.unique(group_idxs).tolist()]
 
-def _by_group(group_idxs: np.ndarray) -> list[tuple[int, np.ndarray | slice]]:
-    """The groups that occur, each with what selects its entries."""
-    if not len(group_idxs):
-        return []
-    if (group_idxs == group_idxs[0]).all():
-        return [(int(group_idxs[0]), np.ones(len(group_idxs), bool))]
-    return [(g, group_idxs == g) for g in np.unique(group_idxs).tolist()]
+
+def _zeros(num_slots: int, dtype: npt.DTypeLike) -> np.ndarray:
+    """An array whose first pages are there: the kernel would clear them, 2 MiB at a time, in calls that must not
+    pause."""
+    array = np.zeros(num_slots, dtype)
+    array[:_CLEARED_SLOTS] = None if dtype is object else 0
+    return array
 
 
 def _check_partition(free: IdAllocator, held: np.ndarray, name: str) -> None:

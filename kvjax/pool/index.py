@@ -5,7 +5,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 ABSENT = -1
-_WAYS = 8  # entries of a bucket, one cache line of fingerprints
+_WAYS = 8  # entries of a bucket, whose tags share a cache line
+_FREE = np.uint32(0)  # the tag of an entry without a key
 _BUCKETS_PER_SLOT = 4 / _WAYS  # a quarter of the entries is in use at most
 _MOST_WORDS = 64  # of a key that its fingerprint depends on; longer keys that agree in them still differ
 _MULTIPLIERS = np.random.default_rng(0).integers(0, 2**63, _MOST_WORDS, dtype=np.uint64) * np.uint64(2) + np.uint64(1)
@@ -30,9 +31,9 @@ def fingerprints(keys: Sequence[bytes]) -> np.ndarray:
 class KeyIndex:
     """A map from keys to slots that never grows, so that no call pauses to move its entries.
 
-    A key's fingerprint says in which bucket it is; the key itself is compared with that of the slot. The few
-    that find their bucket full, or an equal fingerprint in it, go to a dictionary. Calls take and return parallel
-    arrays.
+    The upper bits of a key's fingerprint say in which bucket it is, the lower ones are its tag there; the key itself
+    is compared with that of the slot. The few that find their bucket full, or their tag in it, go to a dictionary.
+    Calls take and return parallel arrays.
 
     Args:
         keys: the key of each slot that is in use, kept up to date by the owner: before `insert` and until after
@@ -44,7 +45,7 @@ class KeyIndex:
         self._keys = keys
         self._shift = np.uint64(64 - bits)
         # Filled now: the kernel would clear pages when they are first touched, a few hundred in one call.
-        self._fingerprints = np.full(_WAYS << bits, 0, np.uint64)  # 0 where an entry is free
+        self._tags = np.full(_WAYS << bits, _FREE, np.uint32)
         self._slots = np.full(_WAYS << bits, 0, np.int32)
         self._entry = np.full(len(keys), ABSENT, np.int64)  # by slot
         self._has_others = np.zeros(1 << bits, bool)  # by bucket: some keys of it were put into `_others`
@@ -60,20 +61,17 @@ class KeyIndex:
         """
         if not len(keys):
             return np.empty(0, np.int64)
-        buckets = self._buckets(prints)
-        rows = self._fingerprints.reshape(-1, _WAYS)[buckets]
-        entries = buckets * _WAYS + (rows == prints[:, None]).argmax(axis=1)
-        same = self._fingerprints[entries] == prints
-        slots = np.where(same, self._slots[entries].astype(np.int64), ABSENT)
-        if same.all():
-            if self._keys[slots].tolist() == (keys if isinstance(keys, list) else list(keys)):
-                return slots
-            candidates = np.arange(len(keys))
-        else:
-            candidates = np.flatnonzero(same)
-        for place, key in zip(candidates.tolist(), self._keys[slots[candidates]].tolist(), strict=True):
-            if key != keys[place]:
-                slots[place] = ABSENT
+        buckets, tags = self._places(prints)
+        entries = self._entries_with(buckets, tags[:, None])
+        same = self._tags[entries] == tags
+        slots = np.where(same, self._slots[entries], ABSENT).astype(np.int64)
+        candidates = np.flatnonzero(same)
+        asked = keys if len(candidates) == len(keys) else [keys[place] for place in candidates.tolist()]
+        stored = self._keys[slots[candidates]].tolist()
+        if stored != (asked if isinstance(asked, list) else list(asked)):
+            for place, key, other in zip(candidates.tolist(), asked, stored, strict=True):
+                if key != other:
+                    slots[place] = ABSENT
         if self._others:
             for place in np.flatnonzero((slots < 0) & self._has_others[buckets]).tolist():
                 slots[place] = self._others.get(keys[place], ABSENT)
@@ -83,18 +81,18 @@ class KeyIndex:
         """Adds distinct keys that are not there."""
         left = np.arange(len(keys))
         while len(left):
-            wanted, of = prints[left], slots[left]
-            buckets = self._buckets(wanted)
-            rows = self._fingerprints.reshape(-1, _WAYS)[buckets]
-            entries = buckets * _WAYS + (rows == 0).argmax(axis=1)
-            fits = (self._fingerprints[entries] == 0) & ~(rows == wanted[:, None]).any(axis=1)
+            of = slots[left]
+            buckets, tags = self._places(prints[left])
+            entries = self._entries_with(buckets, _FREE)
+            fits = (self._tags[entries] == _FREE) & (self._tags[self._entries_with(buckets, tags[:, None])] != tags)
             self._slots[entries[fits]] = of[fits]
             # Of several that want one entry the last one has it; the others try again.
             placed = fits & (self._slots[entries] == of)
-            self._fingerprints[entries[placed]] = wanted[placed]
+            self._tags[entries[placed]] = tags[placed]
             self._entry[of[placed]] = entries[placed]
-            self._num_entries += int(np.count_nonzero(placed))
-            if placed.all():
+            num_placed = int(np.count_nonzero(placed))
+            self._num_entries += num_placed
+            if num_placed == len(left):
                 return
             for place in left[~fits].tolist():
                 self._others[keys[place]] = int(slots[place])
@@ -105,10 +103,11 @@ class KeyIndex:
         """Removes the keys of distinct slots that are there."""
         entries = self._entry[slots]
         inside = entries >= 0
-        self._fingerprints[entries[inside]] = 0
+        self._tags[entries[inside]] = _FREE
         self._entry[slots] = ABSENT
-        self._num_entries -= int(np.count_nonzero(inside))
-        if not inside.all():
+        num_inside = int(np.count_nonzero(inside))
+        self._num_entries -= num_inside
+        if num_inside < len(slots):
             for key in self._keys[slots[~inside]].tolist():
                 del self._others[key]
             if not self._others:
@@ -116,12 +115,19 @@ class KeyIndex:
 
     def items(self) -> Iterator[tuple[bytes, int]]:
         """Yields all keys with their slots, in no order."""
-        slots = self._slots[np.flatnonzero(self._fingerprints)]
+        slots = self._slots[self._tags != _FREE]
         yield from zip(self._keys[slots].tolist(), slots.tolist(), strict=True)
         yield from self._others.items()
 
     def __len__(self) -> int:
         return self._num_entries + len(self._others)
 
-    def _buckets(self, prints: np.ndarray) -> np.ndarray:
-        return (prints >> self._shift).view(np.int64)
+    def _places(self, prints: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The buckets of fingerprints, and their tags."""
+        tags = prints.astype(np.uint32)
+        return (prints >> self._shift).view(np.int64), tags + (tags == _FREE)
+
+    def _entries_with(self, buckets: np.ndarray, tags: np.ndarray | np.uint32) -> np.ndarray:
+        """For each bucket its first entry with a tag, or any if none has it."""
+        rows = self._tags.reshape(-1, _WAYS).take(buckets, axis=0)
+        return buckets * _WAYS + (rows == tags).argmax(axis=1)

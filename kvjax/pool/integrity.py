@@ -44,11 +44,11 @@ def _check_use(books: Books, live: np.ndarray, reservations: Iterable[Reservatio
 
 def _check_counts(books: Books, live: np.ndarray, indexed: np.ndarray) -> None:
     chunks, namespaces = books.chunks, books.namespaces
-    assert books.by_group(live).tolist() == books.held_chunks.tolist(), "every group knows its chunks"
     fresh = indexed[~books.past(indexed)]
     assert books.num_stale == len(indexed) - len(fresh), "what was invalidated and not cleared away is counted"
-    for table, slots in ((namespaces.held, fresh), (namespaces.resident, fresh[~chunks.writing[fresh]])):
+    tables = (namespaces.existing, live), (namespaces.held, fresh), (namespaces.resident, fresh[~chunks.writing[fresh]])
+    for table, slots in tables:
         recounted = np.zeros_like(table)
         np.add.at(recounted, (chunks.namespace[slots], chunks.group_idx[slots]), 1)
-        assert np.array_equal(recounted, table), "every namespace knows its resident chunks"
-    namespaces.check_integrity(chunks.namespace[live])
+        assert np.array_equal(recounted, table), "every namespace knows its chunks"
+    namespaces.check_integrity()

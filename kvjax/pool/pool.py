@@ -85,7 +85,7 @@ class ChunkPool:
 
     def units_by_group(self) -> np.ndarray:
         """Returns how many units the chunks of each group hold, whether a lookup finds them or not."""
-        return self._books.held_chunks * self._chunks.widths
+        return self.namespaces.existing.sum(axis=0) * self._chunks.widths
 
     def find(self, keys: Sequence[bytes]) -> np.ndarray:
         """Returns the slot of each key's chunk, `int64`, or -1 where it is absent or still being written."""

@@ -5,8 +5,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
-_NOT_HERE = -1
-_BLOCK_ENTRIES = 1024  # a block takes one more access while it has fewer
+_NOT_HERE = 0  # the block of a slot that is in none
+FIRST_SLOTS = 2**18  # arrays by slot begin with so many; pages that are never touched take no memory
+_BLOCK_ENTRIES = 512  # a block takes one more access while it has fewer
 _SPARSE = _BLOCK_ENTRIES // 4  # entries of a block at which it is joined with the next
 _PARTS = 20  # bits of a key below the number of the access: those appended between two numbers
 
@@ -22,7 +23,7 @@ class _Block:
         self.slots = np.empty(capacity, np.int64)
         self.num_entries = 0
         self.num_live = 0
-        self.last_key = _NOT_HERE  # no entry has a larger one, and all of the next block do
+        self.last_key = 0  # no entry has a larger one, and all of the next block do
         self.is_sorted = True  # by key, and the highest rank first
 
     def append(self, keys: np.ndarray | int, slots: np.ndarray, ranks: np.ndarray) -> np.ndarray:
@@ -51,10 +52,11 @@ class RecencyList:
         self._blocks: dict[int, _Block] = {}
         self._order: list[int] = []  # block ids, the oldest first
         self._last_keys: list[int] = []  # parallel to `_order`
-        self._next_id = 0
+        self._free_ids: list[int] = []
         self._newest_key = 0
-        self._block_of = np.full(64, _NOT_HERE, np.int32)  # by slot
-        self._place = np.zeros(64, np.int32)  # by slot, in its block
+        self._block_of = np.zeros(FIRST_SLOTS, np.int32)  # by slot
+        self._place = np.zeros(FIRST_SLOTS, np.int32)  # by slot, in its block
+        self._most_slots = 0  # no slot from here on was ever here
         self.num_slots = 0
 
     def add(self, number: int, slots: np.ndarray, ranks: np.ndarray) -> None:
@@ -67,24 +69,24 @@ class RecencyList:
 
     def remove(self, slots: np.ndarray) -> None:
         """Forgets slots; those that are not here are ignored."""
-        slots = slots[self.holds(slots)]
-        if not len(slots):
+        blocks = self._blocks_of(slots)
+        here = blocks != _NOT_HERE
+        num_here = int(np.count_nonzero(here))
+        if not num_here:
             return
-        blocks = self._block_of[slots]
+        if num_here < len(slots):
+            slots, blocks = slots[here], blocks[here]
         self._block_of[slots] = _NOT_HERE
-        self.num_slots -= len(slots)
-        if (blocks == blocks[0]).all():
-            self._shrink(int(blocks[0]), len(slots))
+        self.num_slots -= num_here
+        if np.count_nonzero(blocks == blocks[0]) == num_here:
+            self._shrink(int(blocks[0]), num_here)
         else:
             for block_id, count in zip(*np.unique(blocks, return_counts=True), strict=True):
                 self._shrink(int(block_id), int(count))
 
     def holds(self, slots: np.ndarray) -> np.ndarray:
         """Returns a mask of the slots that are here."""
-        known = slots < len(self._block_of)
-        if known.all():
-            return self._block_of[slots] != _NOT_HERE
-        return known & (self._block_of[np.where(known, slots, 0)] != _NOT_HERE)
+        return self._blocks_of(slots) != _NOT_HERE
 
     def has_access(self, number: int) -> bool:
         """Whether an access of this number has slots here."""
@@ -115,7 +117,14 @@ class RecencyList:
 
     def slots(self) -> np.ndarray:
         """Returns all slots that are here."""
-        return np.flatnonzero(self._block_of != _NOT_HERE)
+        return np.flatnonzero(self._block_of[: self._most_slots] != _NOT_HERE)
+
+    def _blocks_of(self, slots: np.ndarray) -> np.ndarray:
+        """The block of each slot, 0 where it is in none."""
+        known = slots < len(self._block_of)
+        if np.count_nonzero(known) == len(slots):
+            return self._block_of[slots]
+        return np.where(known, self._block_of[np.where(known, slots, 0)], _NOT_HERE)
 
     def _put(self, key: int, slots: np.ndarray, ranks: np.ndarray) -> None:
         if not len(slots):
@@ -145,7 +154,7 @@ class RecencyList:
             if last.num_entries < _BLOCK_ENTRIES:
                 self._last_keys[-1] = last.last_key = key
                 return self._order[-1]
-        block_id, self._next_id = self._next_id, (self._next_id + 1) % 2**31
+        block_id = self._free_ids.pop() if self._free_ids else len(self._blocks) + 1
         self._blocks[block_id] = block = _Block(2 * _BLOCK_ENTRIES)
         block.last_key = key
         self._order.append(block_id)
@@ -170,6 +179,7 @@ class RecencyList:
             self._block_of[block.slots[live]] = following
             self._place[block.slots[live]] = into.append(block.keys[live], block.slots[live], block.ranks[live])
         del self._blocks[block_id], self._order[at], self._last_keys[at]
+        self._free_ids.append(block_id)
 
     def _packed(self, block_id: int) -> _Block:
         """The block, with only the slots that are in it, in their order."""
@@ -193,7 +203,15 @@ class RecencyList:
         return (self._block_of[slots] == block_id) & (self._place[slots] == places)
 
     def _reserve(self, num_slots: int) -> None:
-        if num_slots > len(self._block_of):
-            more = max(num_slots, 2 * len(self._block_of)) - len(self._block_of)
-            self._block_of = np.concatenate([self._block_of, np.full(more, _NOT_HERE, np.int32)])
-            self._place = np.concatenate([self._place, np.zeros(more, np.int32)])
+        self._most_slots = max(self._most_slots, num_slots)
+        self._block_of = longer(self._block_of, num_slots)
+        self._place = longer(self._place, num_slots)
+
+
+def longer(by_slot: np.ndarray, num_slots: int) -> np.ndarray:
+    """Returns the array if it has so many entries, else one with twice as many, zeros at its end."""
+    if num_slots <= len(by_slot):
+        return by_slot
+    grown = np.zeros(2 * num_slots, by_slot.dtype)
+    grown[: len(by_slot)] = by_slot
+    return grown

@@ -40,16 +40,20 @@ class Requests:
         self.pool = ChunkPool(num_units, [1] * len(chunking.layout.groups), policy)
         self.sequences: list[Tokens] = [()]
         self.running: list[Request] = []
-        self.writes: list[Reservation] = []
+        self.writes: list[tuple[Reservation, set[bytes]]] = []  # with all that the store named
+        self.doubtful: set[bytes] = set()  # named for the sake of a chunk whose store failed
 
     def ask(self, base: int, shared: int, new: int, pinned: bool) -> None:
-        """A request comes that shares the first tokens of an earlier one; what it has in the pool is one access."""
+        """A request comes that shares the first tokens of an earlier one. What it has in the pool and can use is one
+        access; the rest stays with those who can."""
         tokens = self.sequences[base % len(self.sequences)][:shared]
         tokens += tuple(len(self.sequences) * 100 + i for i in range(new))
         self.sequences.append(tokens)
         request = Request(tokens, self.pool.new_access(), None)
         held, slots = self._held(tokens)
-        ranks = self._ranks(held)
+        useful = self._usable_of(tokens, {key for _, _, key in held})
+        of_use = np.array([key in useful for _, _, key in held], bool)
+        slots, ranks = slots[of_use], self._ranks(chunk for chunk in held if chunk[2] in useful)
         self.pool.touch(slots, ranks, access=request.access, counted=True)
         if pinned:
             request.pins = self.pool.pin(slots[self.pool.ready(slots)])
@@ -63,6 +67,8 @@ class Requests:
         held, slots = self._held(request.tokens)
         wanted = [] if not request.tokens else self._chunks(request.tokens, self._store_set(len(request.tokens)))
         named = sorted({*held, *wanted})
+        useful = self._usable_of(request.tokens, {key for _, _, key in named})
+        named = [chunk for chunk in named if chunk[2] in useful]
         if not (self.pool.accesses(slots) == request.access).any():
             request.access = self.pool.new_access()
         before = self._all_held()
@@ -80,13 +86,15 @@ class Requests:
         if at_once:
             self.pool.complete_store(reservation, ok=True)
         else:
-            self.writes.append(reservation)
+            self.writes.append((reservation, {key for _, _, key in named}))
 
     def complete(self, which: int, ok: bool) -> None:
         """The bytes of a store have arrived, or its last chunk has not."""
         if self.writes:
-            reservation = self.writes.pop(which % len(self.writes))
-            self.pool.complete_store(reservation, ok=ok or np.arange(len(reservation.keys)) + 1 < len(reservation.keys))
+            reservation, named = self.writes.pop(which % len(self.writes))
+            published = self.pool.complete_store(reservation, ok=ok or reservation.slots != reservation.slots[-1:])
+            if not published.all():
+                self.doubtful |= named
 
     def finish(self, which: int) -> None:
         """A request ends."""
@@ -97,24 +105,25 @@ class Requests:
 
     def judge(self, survivors: set[bytes], before: set[bytes], after: set[bytes], protected: set[bytes]) -> None:
         """What could be used before some chunks made room, and stayed, can be used still."""
-        spoilt = (survivors & self._usable(before)) - self._usable(after) - protected
+        spoilt = (survivors & self._usable(before)) - self._usable(after) - protected - self.doubtful
         assert not spoilt, "a chunk stayed of which a part of its prefix made room"
 
     def _usable(self, keys: set[bytes]) -> set[bytes]:
-        """The chunks that a position requires that can be restored, of any sequence."""
+        """The chunks of use to any sequence."""
+        return set().union(*(self._usable_of(tokens, keys) for tokens in self.sequences))
+
+    def _usable_of(self, tokens: Tokens, keys: set[bytes]) -> set[bytes]:
+        """The chunks of a sequence that a position requires that can be restored."""
+        chunks = [c for c in self._chunks(tokens, law.complete_chunks(self.chunking, len(tokens))) if c[2] in keys]
+        layout = self.chunking.layout
+        present = {name: [i for g, i, _ in chunks if layout.names[g] == name] for name in layout.names}
+        positions = law.restorable(self.chunking, law.held_by_chunks(self.chunking, present), len(tokens) + 1)
         usable = set()
-        for tokens in self.sequences:
-            chunks = self._chunks(tokens, law.complete_chunks(self.chunking, len(tokens)))
-            present = {name: [] for name in self.chunking.layout.names}
-            for g, chunk_idx, key in chunks:
-                if key in keys:
-                    present[self.chunking.layout.names[g]].append(chunk_idx)
-            positions = law.restorable(self.chunking, law.held_by_chunks(self.chunking, present), len(tokens) + 1)
-            for g, chunk_idx, key in chunks:
-                spec = self.chunking.layout.groups[g]
-                holds = law.held_by_chunk(spec.kind, self.chunking.tokens_per_chunk[g] or 0, chunk_idx)
-                if key in keys and any(law.required(spec.kind, spec.lookahead_tokens, p) & holds for p in positions):
-                    usable.add(key)
+        for g, chunk_idx, key in chunks:
+            spec = layout.groups[g]
+            holds = law.held_by_chunk(spec.kind, self.chunking.tokens_per_chunk[g] or 0, chunk_idx)
+            if any(law.required(spec.kind, spec.lookahead_tokens, position) & holds for position in positions):
+                usable.add(key)
         return usable
 
     def _store_set(self, checkpoint: int) -> dict[str, list[int]]:
@@ -138,6 +147,7 @@ class Requests:
 
     def _ranks(self, chunks: Iterable[ChunkId]) -> np.ndarray:
         """Parallel to sorted chunks."""
+        chunks = list(chunks)
         by_group = {g: np.array([i for h, i, _ in chunks if h == g], np.int64) for g in self.chunking.layout.cached}
         ranks = eviction_ranks(self.chunking, by_group)
         return np.concatenate([ranks[g] for g in self.chunking.layout.cached])

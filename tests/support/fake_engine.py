@@ -9,6 +9,8 @@ from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import numpy as np
+
 from kvjax import Ledger, Lookup, next_cut, retained_from
 from kvjax.chunking import Chunking
 from kvjax.coverage import needed
@@ -25,6 +27,7 @@ GARBAGE = 0
 class Running:
     tokens: list[int]
     salt: bytes
+    found: Lookup
     position: int = 0
     tables: dict[int, list[int]] = field(default_factory=dict)
     hit_tokens: int = 0
@@ -61,6 +64,8 @@ class FakeEngine:
         self.device: dict[tuple[int, int], list[int]] = {}
         self.host: dict[int, Any] = {}
         self.free_blocks: list[int] = []
+        self.holders: list[int] = []  # of each block
+        self.before: list[dict[Load, list[int]]] = []  # what a block held before each load since it was allocated
         self.num_blocks = 0
         self.loads: list[Load] = []
         self.stores: list[tuple[Store, list[tuple[list[int], list[list[int]]]]]] = []
@@ -100,12 +105,14 @@ class FakeEngine:
 
     # --- a request
 
-    def start(self, name: Hashable, tokens: Sequence[int], *, salt: bytes = b"", on_device: int = 0) -> Lookup:
+    def start(
+        self, name: Hashable, tokens: Sequence[int], *, salt: bytes = b"", on_device: int = 0, **limits: Any
+    ) -> Lookup:
         """Looks a request up, `on_device` tokens of which the device holds already."""
-        found = self.ledger.lookup(name, list(tokens), salt=salt, device_tokens=on_device)
+        found = self.ledger.lookup(name, list(tokens), salt=salt, device_tokens=on_device, **limits)
         if name in self.running:
             self.free_all(self.running[name])
-        request = self.running[name] = Running(list(tokens), salt, hit_tokens=found.hit_tokens)
+        request = self.running[name] = Running(list(tokens), salt, found, hit_tokens=found.hit_tokens)
         request.tables = {g: [] for g in self.chunking.layout.cached}
         request.position = on_device
         for g in self.chunking.layout.cached:
@@ -114,33 +121,71 @@ class FakeEngine:
                 self.write(request, g, place, 0, on_device)
         return found
 
-    def load(self, name: Hashable) -> Load:
+    def load(self, name: Hashable, *, share: bool = False) -> Load:
+        """Plans a load and writes its blocks, as the real one has them written before any later step. What fails is
+        known when the load ends."""
         request = self.running[name]
         for g in self.chunking.layout.cached:
             places = self.places_needed(g, request.hit_tokens)
             if self.fills and not self.is_recurrent(g):
                 places = range(-(-request.hit_tokens // self.chunking.layout.groups[g].tokens_per_block))
+            if share:
+                self.share(request, g)
             for place in places:
                 self.allocate(request, g, place)
-        load = self.ledger.prepare_load(name, self.tables(request))
+        load = self.ledger.prepare_load(name, self.tables(request), share=share)
         self.loads.append(load)
         for moves in load.plan.moves:
-            self.check_units(request, moves)
-        return load
-
-    def end_load(self, load: Load, ok: bool = True) -> None:
-        self.loads.remove(load)
-        request = self.running.get(load.request_id)
-        for moves in load.plan.moves if ok and request is not None else ():
             self.check_units(request, moves)
             for _, blocks, units in rows(moves):
                 content = self.host[units[0]][0]
                 for block_id, of_block in zip(blocks, content, strict=True):
                     if block_id >= 0:
+                        self.before[block_id][load] = self.device[moves.group_idx, block_id]
                         self.device[moves.group_idx, block_id] = list(of_block)
-        if ok and request is not None:
-            request.position = load.hit_tokens
-        self.ledger.complete_load(load, ok=ok)
+        return load
+
+    def share(self, request: Running, g: int) -> None:
+        """Takes the blocks into which others load the same chunks, but for those that the request will write to."""
+        group = self.chunking.layout.groups[g]
+        arriving = request.found.arriving.get(group.name)
+        if arriving is None or self.is_recurrent(g):
+            return
+        for chunk_idx, blocks in zip(request.found.load[group.name].tolist(), arriving.tolist(), strict=True):
+            for i, block_id in enumerate(blocks):
+                place = chunk_idx * (self.chunking.blocks_per_chunk[g] or 0) + i
+                table = request.tables[g]
+                table += [-1] * (place + 1 - len(table))
+                whole = (place + 1) * group.tokens_per_block <= request.hit_tokens
+                if block_id >= 0 and whole and table[place] < 0:
+                    table[place] = block_id
+                    self.holders[block_id] += 1
+
+    def end_load(self, load: Load, ok: bool | dict[int, np.ndarray] = True) -> None:
+        """Ends a load of which perhaps only some rows were written."""
+        self.loads.remove(load)
+        request = self.running.get(load.request_id)
+        for moves in load.plan.moves:
+            mask = np.full(moves.num_chunks, ok) if isinstance(ok, bool) else ok[moves.group_idx]
+            if request is not None and mask.all():
+                self.check_units(request, moves)
+            for written, (_, blocks, _) in zip(mask.tolist(), rows(moves), strict=True):
+                for block_id in blocks if not written else ():
+                    if block_id >= 0 and self.holders[block_id] and load in self.before[block_id]:
+                        self.device[moves.group_idx, block_id] = self.before[block_id][load]
+        valid = self.ledger.complete_load(load, ok=ok)
+        if request is not None:
+            request.position = valid
+
+    def take_back(self, load: Load) -> None:
+        """Takes a load back that nothing was done of."""
+        self.loads.remove(load)
+        for moves in load.plan.moves:
+            for _, blocks, _ in rows(moves):
+                for block_id in blocks:
+                    if block_id >= 0:
+                        self.device[moves.group_idx, block_id] = self.before[block_id][load]
+        self.ledger.cancel_load(load)
 
     def check_units(self, request: Running, moves: GroupMoves) -> None:
         for chunk_idx, _, units in rows(moves):
@@ -212,11 +257,16 @@ class FakeEngine:
         self.stores.append((store, parts))
         return store
 
-    def end_store(self, store: Store, ok: bool = True) -> None:
+    def end_store(self, store: Store, ok: bool | dict[int, np.ndarray] = True) -> None:
+        """Ends a store of which perhaps only some rows were written."""
         (found,) = [pair for pair in self.stores if pair[0] is store]
         self.stores.remove(found)
-        for units, content in found[1] if ok else ():
-            self.host |= {unit: (content, i) for i, unit in enumerate(units)}
+        masks = [
+            np.full(moves.num_chunks, ok) if isinstance(ok, bool) else ok[moves.group_idx] for moves in store.plan.moves
+        ]
+        for written, (units, content) in zip(np.concatenate([*masks, []]).tolist(), found[1], strict=True):
+            if written:
+                self.host |= {unit: (content, i) for i, unit in enumerate(units)}
         self.ledger.complete_store(store, ok=ok)
 
     def accept(self, name: Hashable, tokens: Sequence[int]) -> None:
@@ -254,7 +304,10 @@ class FakeEngine:
             if not self.free_blocks:
                 self.free_blocks.append(self.num_blocks)
                 self.num_blocks += 1
+                self.holders.append(0)
+                self.before.append({})
             table[place] = self.free_blocks.pop()
+            self.holders[table[place]], self.before[table[place]] = 1, {}
             self.device[g, table[place]] = [GARBAGE] * len(self.tokens_of(g, place))
 
     def write(self, request: Running, g: int, place: int, start: int, stop: int) -> None:
@@ -273,8 +326,11 @@ class FakeEngine:
                 self.free_block(request, g, place)
 
     def free_block(self, request: Running, g: int, place: int) -> None:
-        if request.tables[g][place] >= 0:
-            self.free_blocks.append(request.tables[g][place])
+        block_id = request.tables[g][place]
+        if block_id >= 0:
+            self.holders[block_id] -= 1
+            if not self.holders[block_id]:
+                self.free_blocks.append(block_id)
             request.tables[g][place] = -1
 
     def free_all(self, request: Running) -> None:

@@ -1,0 +1,413 @@
+"""An engine without a model that serves many requests: real JAX caches, blocks with reference counts, exact bytes.
+
+What a token leaves in a cache is a function of the weights, the tenant and the prefix that ends with it. The engine
+keeps a copy of what every byte of every cache must be. A load may change the blocks it restores, to what their tokens
+must have written, and no others; blocks that are given back are filled with garbage at once.
+"""
+
+from collections.abc import Hashable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import jax
+import numpy as np
+
+import kvjax
+from kvjax.coverage import needed
+from kvjax.groups import CacheLayout, LeafSpec, Recurrent
+from kvjax.jobs import Job, JobResult
+from tests.support.toy_engine import OutOfBlocksError, make_caches, stack
+
+_ODD = np.uint64(0x9E3779B97F4A7C15)
+
+
+def mixed(words: np.ndarray) -> np.ndarray:
+    """Scrambles `uint64` words one by one; see Steele, Lea and Flood, "Fast splittable pseudorandom number
+    generators", 2014."""
+    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return words ^ (words >> np.uint64(31))
+
+
+def marks_of(tokens: np.ndarray, seed: int) -> np.ndarray:
+    """What tells the prefixes that end with each token apart, `uint64`."""
+    places = np.arange(1, len(tokens) + 1, dtype=np.uint64)
+    sums = np.cumsum(mixed(mixed(tokens.astype(np.uint64) + _ODD) + places * _ODD), dtype=np.uint64)
+    return mixed(sums + np.uint64(seed) * _ODD)
+
+
+@dataclass(eq=False)
+class Served:
+    """A request: its tokens, its blocks and what they must hold."""
+
+    request_id: Hashable
+    tokens: np.ndarray
+    salt: bytes = b""
+    seed: int = 0  # of the weights and the tenant when it was looked up
+    marks: np.ndarray = field(default_factory=lambda: np.empty(0, np.uint64))
+    tables: dict[int, list[int]] = field(default_factory=dict)
+    written: int = 0
+    found: kvjax.Lookup | None = None
+    spoilt: bool = False  # what it loaded is not all there, so that what it computes is garbage
+
+
+class ServingEngine:
+    """Serves requests over paged caches with an `Offloader`.
+
+    Args:
+        layout: the groups; no two share a leaf. A block of an attention group has its tokens in the first dimension
+            of each leaf's block shape; one of a recurrent group is one state.
+        num_blocks: of every cache.
+        seed: of block ids and garbage.
+        offload: for the offloader.
+    """
+
+    def __init__(self, layout: CacheLayout, num_blocks: int, *, seed: int = 0, **offload: Any):
+        self.layout = layout
+        self.rng = np.random.default_rng(seed)
+        self.caches = make_caches(layout, num_blocks, seed)
+        self.offloader = kvjax.Offloader(layout, self.caches, show_progress=False, **offload)
+        self.chunking = self.offloader.chunking
+        self.num_blocks = num_blocks
+        self.must_be = self.read()
+        self.refs = {g: np.zeros(num_blocks, np.int64) for g in layout.cached}
+        self.free = {g: list(range(num_blocks)) for g in layout.cached}
+        self.weights = 0
+        self.of_tenant: dict[bytes, int] = {}
+        self.bytes_compared = 0  # of restored blocks
+        self._dirty: dict[int, set[int]] = {g: set() for g in layout.cached}
+
+    # --- what must be where
+
+    def read(self) -> dict[str, np.ndarray]:
+        """The bytes of all caches, `(num_blocks, layers, rows, bytes of a row)`; a row is a token, or a state."""
+        return {name: self._by_block(array, self.layout.leaves[name]) for name, array in _copied(self.caches).items()}
+
+    def content(self, g: int, leaf: LeafSpec, marks: np.ndarray) -> np.ndarray:
+        """What tokens leave in a leaf, `uint8` `(len(marks), layers, bytes of a row)`."""
+        layers, row_bytes = leaf.layers or 1, self.must_be[leaf.name].shape[-1]
+        words = np.arange(layers * -(-row_bytes // 8), dtype=np.uint64).reshape(layers, -1)
+        of_leaf = np.uint64(1000 * g + self.layout.groups[g].leaves.index(leaf) * 100_000)
+        found = mixed(marks[:, None, None] + (words + of_leaf) * _ODD)
+        return found.view(np.uint8)[..., :row_bytes]
+
+    def block(self, g: int, leaf: LeafSpec, marks: np.ndarray, places: np.ndarray) -> np.ndarray:
+        """What whole blocks of a request must hold, `(len(places), layers, rows, bytes of a row)`."""
+        tokens_per_block = self.layout.groups[g].tokens_per_block
+        rows = self.must_be[leaf.name].shape[2]
+        tokens = (places[:, None] + 1) * tokens_per_block - rows + np.arange(rows)
+        found = self.content(g, leaf, marks[tokens.ravel()])
+        return np.moveaxis(found.reshape(*tokens.shape, *found.shape[1:]), 1, 2)
+
+    def places_read(self, g: int, position: int) -> range:
+        """Places of the blocks that a token at `position` reads."""
+        group = self.layout.groups[g]
+        start, stop = needed(group.kind, position)
+        if start == stop or (self._is_recurrent(g) and position % group.tokens_per_block):
+            return range(0)  # a state inside a block is the engine's own and has no place in the table
+        return range(start // group.tokens_per_block, -(-stop // group.tokens_per_block))
+
+    def check_request(self, request: Served, position: int | None = None) -> None:
+        """Every token that the next one reads holds what its prefix wrote."""
+        position = request.written if position is None else position
+        for g in self.layout.cached:
+            group = self.layout.groups[g]
+            start, stop = needed(group.kind, position)
+            tokens = np.arange(start, stop)
+            table = np.array(request.tables[g], np.int64)
+            if not len(tokens) or not len(self.places_read(g, position)):
+                continue
+            blocks = table[tokens // group.tokens_per_block]
+            assert (blocks >= 0).all(), f"{group.name}: every block read at {position} is there"
+            for leaf in group.leaves:
+                inside = 0 if self._is_recurrent(g) else tokens % group.tokens_per_block
+                found = self.must_be[leaf.name][blocks, :, inside]
+                right = self.content(g, leaf, request.marks[tokens])
+                assert np.array_equal(found, right), f"{group.name}, {leaf.name}: a token read at {position} is wrong"
+                self.bytes_compared += found.nbytes
+
+    def check_caches(self) -> None:
+        """Every byte of every cache is what it must be."""
+        self.flush()
+        for name, found in self.read().items():
+            assert np.array_equal(found, self.must_be[name]), f"{name}: a block changed that nothing may change"
+
+    def check_blocks(self, requests: list[Served]) -> None:
+        """Every block is free, or held as often as the tables say."""
+        for g in self.layout.cached:
+            counted = np.zeros(self.num_blocks, np.int64)
+            for request in requests:
+                np.add.at(counted, [block for block in request.tables.get(g, ()) if block >= 0], 1)
+            assert np.array_equal(counted, self.refs[g]), "a block is held as often as the tables say"
+            assert sorted(self.free[g]) == np.flatnonzero(counted == 0).tolist(), "a block is free or held"
+
+    # --- a request
+
+    def seed_of(self, salt: bytes) -> int:
+        """Tells the weights and the tenant of a request apart."""
+        return hash((self.weights, salt, self.of_tenant.get(salt, 0))) % 2**62
+
+    def look_up(self, request: Served, *, on_device: bool = False, **limits: Any) -> kvjax.Lookup:
+        """Looks a request up, again perhaps. What it had computed is given up unless the device is to keep it."""
+        seed = self.seed_of(request.salt)
+        kept = on_device and seed == request.seed and 0 < request.written < len(request.tokens)
+        if not kept:
+            self.drop_blocks(request)
+        device_tokens = request.written if kept else 0
+        request.found = self.offloader.lookup(
+            request.request_id, request.tokens, device_tokens=device_tokens, salt=request.salt, **limits
+        )
+        request.seed, request.marks, request.spoilt = seed, marks_of(request.tokens, seed), False
+        return request.found
+
+    def load(self, request: Served, *, share: bool = False, **options: Any) -> Job:
+        """Loads the hit. Afterwards each of its blocks is as it was or restored, and no other block has changed.
+
+        Raises:
+            OutOfBlocksError: the request must give up what it has.
+        """
+        assert request.found is not None, "it was looked up"
+        hit = request.found.hit_tokens
+        own: dict[int, np.ndarray] = {}
+        for g in self.layout.cached:
+            shared = self._share(request, g) if share else set()
+            places = [place for place in self.places_read(g, hit) if place not in shared]
+            for place in places:
+                self._own_block(request, g, place)
+            own[g] = np.array(places, np.int64)
+        self.flush()
+        self.caches, job = self.offloader.load(
+            self.caches, request.request_id, self._named(request), share=share, **options
+        )
+        self._see_load(request, own)
+        request.written, request.found = hit, None
+        return job
+
+    def loaded(self, request: Served, result: JobResult) -> None:
+        """Goes on where a load that ended lets the request go on, and checks what it has."""
+        if result.ok:
+            assert not request.spoilt, "a load that did not restore all is not told to be well"
+        else:
+            self._cut_back(request, result.valid_tokens or 0)
+        self.check_request(request, result.valid_tokens)
+
+    def compute(self, request: Served, stop: int) -> int:
+        """Runs a step up to `stop`, or to where a state must be stored. Returns where it ended.
+
+        Raises:
+            OutOfBlocksError: nothing was computed.
+        """
+        here = request.written
+        cut = self.offloader.next_cut(request.request_id, here)
+        stop = min(stop, cut if cut is not None else stop, len(request.tokens))
+        places = {}
+        for g in self.layout.cached:
+            tokens_per_block = self.layout.groups[g].tokens_per_block
+            table = request.tables.setdefault(g, [])
+            table += [-1] * (-(-stop // tokens_per_block) - len(table))
+            places[g] = range(here // tokens_per_block, -(-stop // tokens_per_block))
+            if self._is_recurrent(g):
+                places[g] = range(
+                    stop // tokens_per_block - 1, stop // tokens_per_block * (not stop % tokens_per_block)
+                )
+            for place in places[g]:
+                self._own_block(request, g, place)
+        seed = int(self.rng.integers(2**62)) if request.spoilt else self.seed_of(request.salt)
+        request.marks[here:stop] = marks_of(request.tokens, seed)[here:stop]
+        for g in self.layout.cached:
+            self._write(request, g, np.array(places[g], np.int64), here, stop)
+        request.written = stop
+        return stop
+
+    def store(self, request: Served, *, checkpoint: bool = False, **options: Any) -> Job:
+        """Stores, frees what no later store wants, and overwrites what it freed at once."""
+        self.flush()
+        self.caches, job = self.offloader.store(
+            self.caches, request.request_id, self._named(request), request.written, checkpoint=checkpoint, **options
+        )
+        kept = kvjax.retained_from(self.chunking, request.written)
+        for g in self.layout.cached:
+            group = self.layout.groups[g]
+            for place in range(min(kept[group.name] // group.tokens_per_block, len(request.tables.get(g, ())))):
+                self._release(request, g, place)
+        self.flush()
+        return job
+
+    def accept(self, request: Served, tokens: np.ndarray) -> None:
+        """Adds tokens."""
+        request.tokens = np.concatenate([request.tokens, tokens])
+        request.marks = marks_of(request.tokens, request.seed) if not len(request.marks) else _longer(request)
+        self.offloader.extend(request.request_id, tokens)
+
+    def drop_blocks(self, request: Served) -> None:
+        """Gives all blocks of a request back."""
+        for g, table in request.tables.items():
+            for place in range(len(table)):
+                self._release(request, g, place)
+        request.tables, request.written = {g: [] for g in self.layout.cached}, 0
+
+    def flush(self) -> None:
+        """Brings the caches to what they must be, in place."""
+        for g, blocks in self._dirty.items():
+            if not blocks:
+                continue
+            names = [leaf.name for leaf in self.layout.groups[g].leaves]
+            ids = np.fromiter(blocks, np.int32, len(blocks))
+            padded = np.full(8 << 2 * max(0, -(-(len(ids) - 1).bit_length() + 3) // -2), self.num_blocks, np.int32)
+            padded[: len(ids)] = ids
+            rows = [self._as_leaf(self.must_be[name].take(padded, 0, mode="clip"), name) for name in names]
+            axes = tuple(len(stack(self.layout.leaves[name])) for name in names)
+            updated = _updated([self.caches[name] for name in names], padded, rows, axes)
+            self.caches.update(zip(names, updated, strict=True))
+            blocks.clear()
+
+    # --- parts
+
+    def _is_recurrent(self, g: int) -> bool:
+        return isinstance(self.layout.groups[g].kind, Recurrent)
+
+    def _by_block(self, array: jax.Array, leaf: LeafSpec) -> np.ndarray:
+        host = np.asarray(array)
+        blocks_first = np.ascontiguousarray(np.moveaxis(host, len(stack(leaf)), 0))
+        g = next(g for g in self.layout.cached if leaf in self.layout.groups[g].leaves)
+        rows = 1 if self._is_recurrent(g) else leaf.block_shape[0]
+        return blocks_first.reshape(len(blocks_first), leaf.layers or 1, rows, -1).view(np.uint8).copy()
+
+    def _as_leaf(self, blocks: np.ndarray, name: str) -> np.ndarray:
+        """The inverse of `_by_block`, for some blocks."""
+        leaf = self.layout.leaves[name]
+        values = blocks.reshape(len(blocks), leaf.layers or 1, -1).view(leaf.dtype)
+        values = values.reshape(len(blocks), *stack(leaf), *leaf.block_shape)
+        return np.ascontiguousarray(np.moveaxis(values, 0, len(stack(leaf))))
+
+    def _named(self, request: Served) -> dict[str, list[int]]:
+        """The block tables by group name, long enough for what is written."""
+        tables = {}
+        for g in self.layout.cached:
+            group = self.layout.groups[g]
+            table = request.tables.setdefault(g, [])
+            tables[group.name] = table + [-1] * (-(-request.written // group.tokens_per_block) - len(table))
+        return tables
+
+    def _share(self, request: Served, g: int) -> set[int]:
+        """Takes the blocks into which others load the same chunks, but for those that the request will write to.
+        Returns their places."""
+        group, found = self.layout.groups[g], request.found
+        assert found is not None, "it was looked up"
+        arriving = found.arriving.get(group.name)
+        table, shared = request.tables[g], set()
+        if arriving is None or self._is_recurrent(g):
+            return shared
+        read = self.places_read(g, found.hit_tokens)
+        for chunk_idx, blocks in zip(found.load[group.name].tolist(), arriving.tolist(), strict=True):
+            for i, block_id in enumerate(blocks):
+                place = chunk_idx * (self.chunking.blocks_per_chunk[g] or 0) + i
+                whole = (place + 1) * group.tokens_per_block <= found.hit_tokens
+                table += [-1] * (place + 1 - len(table))
+                if block_id >= 0 and whole and place in read and table[place] < 0:
+                    table[place] = block_id
+                    self.refs[g][block_id] += 1
+                    shared.add(place)
+        return shared
+
+    def _own_block(self, request: Served, g: int, place: int) -> None:
+        """Makes sure that a place has a block that no other request has; one that others have is copied."""
+        table = request.tables.setdefault(g, [])
+        table += [-1] * (place + 1 - len(table))
+        before = table[place]
+        if before >= 0 and self.refs[g][before] == 1:
+            return
+        if not self.free[g]:
+            raise OutOfBlocksError(self.layout.groups[g].name)
+        free = self.free[g]
+        at = int(self.rng.integers(len(free)))
+        free[at], free[-1] = free[-1], free[at]
+        new = free.pop()
+        self.refs[g][new] = 1
+        if before >= 0:
+            for leaf in self.layout.groups[g].leaves:
+                self.must_be[leaf.name][new] = self.must_be[leaf.name][before]
+            self._dirty[g].add(new)
+            self.refs[g][before] -= 1
+        table[place] = new
+
+    def _release(self, request: Served, g: int, place: int) -> None:
+        block, request.tables[g][place] = request.tables[g][place], -1
+        if block < 0:
+            return
+        self.refs[g][block] -= 1
+        if self.refs[g][block] == 0:
+            self.free[g].append(block)
+            for leaf in self.layout.groups[g].leaves:
+                held = self.must_be[leaf.name][block]
+                held[...] = self.rng.integers(0, 256, held.shape, np.uint8)
+            self._dirty[g].add(block)
+
+    def _write(self, request: Served, g: int, places: np.ndarray, start: int, stop: int) -> None:
+        """Writes what the tokens `[start, stop)` leave in blocks."""
+        group = self.layout.groups[g]
+        tokens = places * group.tokens_per_block + group.tokens_per_block - 1
+        inside: Any = np.zeros(len(tokens), np.int64)
+        if not self._is_recurrent(g):
+            tokens = np.arange(start, stop)
+            inside = tokens % group.tokens_per_block
+        blocks = np.array(request.tables[g], np.int64)[tokens // group.tokens_per_block]
+        for leaf in group.leaves:
+            self.must_be[leaf.name][blocks, :, inside] = self.content(g, leaf, request.marks[tokens])
+        self._dirty[g].update(blocks.tolist())
+
+    def _see_load(self, request: Served, own: Mapping[int, np.ndarray]) -> None:
+        """Compares all caches with what they were and with what the load must have made of the request's blocks."""
+        actual = self.read()
+        for g, places in own.items():
+            blocks = np.array(request.tables[g], np.int64)[places]
+            for leaf in self.layout.groups[g].leaves:
+                before, after = self.must_be[leaf.name], actual[leaf.name]
+                right = self.block(g, leaf, request.marks, places)
+                restored = _same(after[blocks], right)
+                left = _same(after[blocks], before[blocks])
+                assert (restored | left).all(), f"{leaf.name}: a load wrote what its tokens never wrote"
+                changed = np.flatnonzero(~_same(after, before))
+                assert np.isin(changed, blocks).all(), f"{leaf.name}: a load wrote blocks that are not its own"
+                request.spoilt |= not restored.all()
+                self.bytes_compared += right.nbytes
+        self.must_be = actual
+
+    def _cut_back(self, request: Served, position: int) -> None:
+        """Gives up the blocks past a position."""
+        for g, table in request.tables.items():
+            kept = self.places_read(g, position)
+            for place in range(len(table)):
+                if place not in kept:
+                    self._release(request, g, place)
+            del table[-(-position // self.layout.groups[g].tokens_per_block) :]
+        request.written, request.spoilt = position, False
+
+
+def _longer(request: Served) -> np.ndarray:
+    """The marks of a request that has more tokens; those of the first ones stay."""
+    marks = marks_of(request.tokens, request.seed)
+    marks[: len(request.marks)] = request.marks
+    return marks
+
+
+def _same(some: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """A mask of the blocks that are equal."""
+    return (some == others).reshape(len(some), -1).all(axis=1)
+
+
+@jax.jit
+def _copied(caches: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return jax.tree.map(lambda array: array.copy(), caches)
+
+
+@partial(jax.jit, donate_argnums=0, static_argnums=3)
+def _updated(
+    arrays: list[jax.Array], block_ids: jax.Array, rows: list[jax.Array], axes: tuple[int, ...]
+) -> Iterator[jax.Array]:
+    """Arrays with some blocks replaced, in place; ids past the last block are dropped."""
+    return [
+        array.at[(slice(None),) * axis + (block_ids,)].set(row, mode="drop")
+        for array, row, axis in zip(arrays, rows, axes, strict=True)
+    ]
