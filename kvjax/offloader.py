@@ -181,6 +181,9 @@ class Offloader:
                     num_tokens=self.ledger.num_tokens(request_id),
                     hashes=self.ledger.prefix_hashes(request_id),
                     device_tokens=device_tokens,
+                    max_store_tokens=max_store_tokens,
+                    max_load_tokens=max_load_tokens,
+                    skip=skip,
                 )
             return found
 

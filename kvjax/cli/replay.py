@@ -66,6 +66,13 @@ def add_parser(commands: Any) -> None:
         "--resume-multiple", type=integer, default=1, metavar="M", help="resume at a multiple of this (default 1)"
     )
     parser.add_argument(
+        "--store-after",
+        type=integer,
+        default=1,
+        metavar="N",
+        help="store only what prompts asked for N times (default 1)",
+    )
+    parser.add_argument(
         "--platform",
         choices=sorted(GRANULE_BYTES),
         default="cpu",
@@ -106,6 +113,7 @@ def run(args: argparse.Namespace) -> int:
                 policy=POLICIES[policy](),
                 checkpoint_tokens=args.checkpoint_tokens,
                 resume_multiple=args.resume_multiple,
+                store_after=args.store_after,
                 on_call=lambda: advance(1),
             )
             runs.append(describe_run(policy, budget, figures))

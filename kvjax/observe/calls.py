@@ -20,6 +20,9 @@ class LookupCall:
         num_tokens: tokens of the prompt.
         hashes: prefix hashes of its whole hash units, `HASH_BYTES` each, in one piece.
         device_tokens: the prefix that the device holds, of all groups or by group name.
+        max_store_tokens: only chunks of the first so many tokens are stored; `None` is no limit.
+        max_load_tokens: at most so many tokens are restored; `None` is no limit.
+        skip: nothing is restored or stored.
     """
 
     request: str
@@ -27,6 +30,9 @@ class LookupCall:
     num_tokens: int
     hashes: bytes
     device_tokens: int | Mapping[str, int] = 0
+    max_store_tokens: int | None = None
+    max_load_tokens: int | None = None
+    skip: bool = False
 
 
 @dataclass(frozen=True, slots=True)

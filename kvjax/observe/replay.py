@@ -52,6 +52,7 @@ class Replay:
         policy: the pool's order of eviction, LRU by default; it must be new.
         checkpoint_tokens: see `Ledger`.
         resume_multiple: see `Ledger`.
+        store_after: see `Ledger`.
 
     Raises:
         ValueError: hash units that do not fit each other, calls that do not follow on each other, or what `Ledger`
@@ -68,6 +69,7 @@ class Replay:
         policy: Policy | None = None,
         checkpoint_tokens: int | Literal["auto"] | None = "auto",
         resume_multiple: int = 1,
+        store_after: int = 1,
     ):
         check_units(trace.tokens_per_hash, chunking.tokens_per_hash)
         self.ledger = Ledger(
@@ -77,6 +79,7 @@ class Replay:
             policy=policy,
             checkpoint_tokens=checkpoint_tokens,
             resume_multiple=resume_multiple,
+            store_after=store_after,
         )
         self._trace, self._chunking, self._units = trace, chunking, units
         self._chains = iter(whole_chains(trace))
@@ -120,6 +123,9 @@ class Replay:
             num_tokens=call.num_tokens,
             device_tokens=self._on_device(call.device_tokens),
             salt=call.namespace,
+            max_store_tokens=call.max_store_tokens,
+            max_load_tokens=call.max_load_tokens,
+            skip=call.skip,
         )
         opened.num_tokens = call.num_tokens
         opened.hit_tokens = found.hit_tokens
@@ -178,6 +184,7 @@ def replay(
     policy: Policy | None = None,
     checkpoint_tokens: int | Literal["auto"] | None = "auto",
     resume_multiple: int = 1,
+    store_after: int = 1,
     on_call: Callable[[], object] = lambda: None,
 ) -> ReplayFigures:
     """Replays a whole trace and returns what was done; `on_call` is called after each call, the rest as for `Replay`.
@@ -193,6 +200,7 @@ def replay(
         policy=policy,
         checkpoint_tokens=checkpoint_tokens,
         resume_multiple=resume_multiple,
+        store_after=store_after,
     )
     for call in trace.calls:
         run.take(call)

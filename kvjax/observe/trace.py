@@ -13,6 +13,7 @@ The first line is the header, then there is one line for each call:
 
 `hashes` are the prefix hashes of the whole hash units, 32 hexadecimal digits each, in one string: of `lookup` all, of
 `extend` those that the new tokens complete. `device_tokens` is an int or `{group: int}`.
+A lookup with limits also has `max_store_tokens`, `max_load_tokens` or `"skip": true`.
 """
 
 import io
@@ -90,9 +91,13 @@ class TraceWriter:
         num_tokens: int,
         hashes: Iterable[bytes],
         device_tokens: int | Mapping[str, int] = 0,
+        max_store_tokens: int | None = None,
+        max_load_tokens: int | None = None,
+        skip: bool = False,
     ) -> None:
         """Records a lookup. A request is named by `str(request_id)`; the other arguments are those of `LookupCall`."""
-        self.write(LookupCall(str(request_id), namespace, num_tokens, b"".join(hashes), device_tokens))
+        limits = (max_store_tokens, max_load_tokens, skip)
+        self.write(LookupCall(str(request_id), namespace, num_tokens, b"".join(hashes), device_tokens, *limits))
 
     def extend(self, request_id: Hashable, *, num_tokens: int, hashes: Iterable[bytes]) -> None:
         """Records that a request has more tokens, see `ExtendCall`."""

@@ -37,6 +37,7 @@ def call_line(call: Call) -> dict[str, Any]:
                 "num_tokens": int(call.num_tokens),
                 "hashes": call.hashes.hex(),
                 "device_tokens": held if isinstance(held, dict) else int(held),
+                **_limits(call),
             }
         case ExtendCall():
             hashes = call.hashes.hex()
@@ -50,6 +51,13 @@ def call_line(call: Call) -> dict[str, Any]:
             return {"call": "finish", "request": call.request}
         case InvalidateCall():
             return {"call": "invalidate", "namespace": None if call.namespace is None else call.namespace.hex()}
+
+
+def _limits(call: LookupCall) -> dict[str, Any]:
+    """The limits of a lookup, where it has some."""
+    limits = {"max_store_tokens": call.max_store_tokens, "max_load_tokens": call.max_load_tokens}
+    found: dict[str, Any] = {name: int(limit) for name, limit in limits.items() if limit is not None}
+    return found | ({"skip": True} if call.skip else {})
 
 
 def call_of(document: Any) -> Call:
@@ -68,8 +76,10 @@ def call_of(document: Any) -> Call:
     if not isinstance(word, str) or word not in _CALLS:
         raise ValueError(f"`call` must be one of {', '.join(_CALLS)}, got {reprlib.repr(word)}")
     made, readers = _CALLS[word]
-    _check_keys(document, f"a {word} call", ("call", *readers))
-    call = made(**{name: read(document[name], name) for name, read in readers.items()})
+    optional = _LIMITS if word == "lookup" else {}
+    _check_keys(document, f"a {word} call", ("call", *readers), tuple(optional))
+    given = readers | {name: read for name, read in optional.items() if name in document}
+    call = made(**{name: read(document[name], name) for name, read in given.items()})
     if isinstance(call, LookupCall):
         held = call.device_tokens
         longest = max(held.values(), default=0) if isinstance(held, Mapping) else held
@@ -119,10 +129,11 @@ def header_of(document: Any) -> Trace:
     )
 
 
-def _check_keys(document: dict[str, Any], label: str, known: tuple[str, ...]) -> None:
+def _check_keys(document: dict[str, Any], label: str, known: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
     for key in document:
-        if key not in known:
-            raise ValueError(f"{label} has the unknown key {reprlib.repr(key)}; known are {', '.join(known)}")
+        if key not in (*known, *optional):
+            listed = ", ".join((*known, *optional))
+            raise ValueError(f"{label} has the unknown key {reprlib.repr(key)}; known are {listed}")
     for key in known:
         if key not in document:
             raise ValueError(f"{label} must have the key {key!r}")
@@ -188,6 +199,11 @@ def _namespace_or_all(value: Any, name: str) -> bytes | None:
     return None if value is None else _namespace(value, name)
 
 
+_LIMITS: dict[str, Callable[[Any, str], Any]] = {
+    "max_store_tokens": _tokens,
+    "max_load_tokens": _tokens,
+    "skip": _flag,
+}
 _CALLS: dict[str, tuple[Callable[..., Call], dict[str, Callable[[Any, str], Any]]]] = {
     "lookup": (
         LookupCall,

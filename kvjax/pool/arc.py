@@ -29,7 +29,7 @@ class ARC:
         self._once = RecencyList()
         self._again = RecencyList()
         self._ghosts = Ghosts(ghost_places)
-        self._fingerprints = np.zeros(FIRST_SLOTS, np.uint64)  # by slot
+        self._fingerprints = np.full(FIRST_SLOTS, 0, np.uint64)  # by slot; filled, as `Ghosts` is
         self._target = 0.0  # slots that `_once` may keep for itself
 
     def touch(self, access: Access) -> None:

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 import numpy as np
 
 _NOT_HERE = 0  # the block of a slot that is in none
-FIRST_SLOTS = 2**18  # arrays by slot begin with so many; pages that are never touched take no memory
+# Arrays by slot begin with so many entries; pages that are never touched take no memory. From 4 MiB on NumPy asks for
+# huge pages, and the call that first touches one waits until it is cleared.
+FIRST_SLOTS = 2**20 - 1
 _BLOCK_ENTRIES = 512  # a block takes one more access while it has fewer
 _SPARSE = _BLOCK_ENTRIES // 4  # entries of a block at which it is joined with the next
 _PARTS = 20  # bits of a key below the number of the access: those appended between two numbers

@@ -140,7 +140,7 @@ def test_a_transport_whose_programs_do_not_start_is_not_available(monkeypatch):
 
 
 def test_if_what_auto_takes_moves_nothing_the_exit_code_says_so_although_the_other_works(monkeypatch):
-    monkeypatch.setattr(InPlaceTransport, "load", lambda *_: [])
+    monkeypatch.setattr(InPlaceTransport, "load", lambda _self, _caches, moves: [(moves.num_chunks, None)])
     ran = kvjax("doctor", "--json")
     found = json.loads(ran.out)
     direct, staged = found["transports"]

@@ -10,16 +10,15 @@ from tests.pool.conformance import FULL, PolicyConformance, order, play
 from tests.pool.test_pool import keys, prepare, put, resident, slots_of, snapshot, touch
 
 
-class LeastUsed:
-    """Chunks of the fewest requests first, of those the ones asked for longest ago, from the tail."""
+class Plain:
+    """The last access of each slot and its rank there, sorted when victims are asked for."""
 
     def __init__(self):
-        self._known: dict[int, tuple[int, int, int]] = {}  # requests, the last access, the rank turned round
+        self._known: dict[int, tuple[int, int]] = {}
 
     def touch(self, access: Access) -> None:
         for slot, rank in zip(access.slots.tolist(), access.ranks.tolist(), strict=True):
-            requests, last, _ = self._known.get(slot, (0, -1, 0))
-            self._known[slot] = (requests + (last != access.number), access.number, -rank)
+            self._known[slot] = (access.number, -rank)
 
     def remove(self, slots: np.ndarray, *, evicted: bool) -> None:
         for slot in slots.tolist():
@@ -36,17 +35,17 @@ class LeastUsed:
         return np.array(list(self._known), np.int64)
 
 
-class FirstIn(LeastUsed):
+class FirstIn(Plain):
     """What was stored first leaves first, whatever follows it in later requests: this spoils prefixes."""
 
     def touch(self, access: Access) -> None:
         for slot, rank in zip(access.slots.tolist(), access.ranks.tolist(), strict=True):
-            self._known.setdefault(slot, (0, access.number, -rank))
+            self._known.setdefault(slot, (access.number, -rank))
 
 
-class TestLeastUsed(PolicyConformance):
-    def make_policy(self) -> LeastUsed:
-        return LeastUsed()
+class TestPlain(PolicyConformance):
+    def make_policy(self) -> Plain:
+        return Plain()
 
 
 def test_a_policy_that_lets_a_prefix_go_before_what_follows_it_is_found_out():
@@ -61,7 +60,7 @@ def test_a_policy_that_lets_a_prefix_go_before_what_follows_it_is_found_out():
         ("ask", 0, 0, 4, False),
         ("store", 0, True),
     ]
-    play(FULL, LeastUsed(), 8, steps)
+    play(FULL, Plain(), 8, steps)
     with pytest.raises(AssertionError, match="a part of its prefix made room"):
         play(FULL, FirstIn(), 8, steps)
 
@@ -219,7 +218,7 @@ def test_what_is_no_object_with_the_methods_is_refused(wrong):
         ChunkPool(4, [1], wrong)
 
 
-@pytest.mark.parametrize("policy", [LRU(), ARC(), LeastUsed()])
+@pytest.mark.parametrize("policy", [LRU(), ARC(), Plain()])
 def test_a_policy_of_another_pool_is_refused(policy):
     put(ChunkPool(4, [1], policy), "a", "b")
     with pytest.raises(ValueError, match="`policy` must be new, for one pool alone, got one that knows 2 slots"):

@@ -5,7 +5,9 @@ keeps a copy of what every byte of every cache must be. A load may change the bl
 must have written, and no others; blocks that are given back are filled with garbage at once.
 """
 
-from collections.abc import Hashable, Iterator, Mapping
+import hashlib
+import itertools
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -34,7 +36,7 @@ def marks_of(tokens: np.ndarray, seed: int) -> np.ndarray:
     """What tells the prefixes that end with each token apart, `uint64`."""
     places = np.arange(1, len(tokens) + 1, dtype=np.uint64)
     sums = np.cumsum(mixed(mixed(tokens.astype(np.uint64) + _ODD) + places * _ODD), dtype=np.uint64)
-    return mixed(sums + np.uint64(seed) * _ODD)
+    return mixed(sums + np.array([seed], np.uint64) * _ODD)
 
 
 @dataclass(eq=False)
@@ -49,6 +51,7 @@ class Served:
     tables: dict[int, list[int]] = field(default_factory=dict)
     written: int = 0
     found: kvjax.Lookup | None = None
+    on_device: int = 0  # tokens that it kept when it was looked up
     spoilt: bool = False  # what it loaded is not all there, so that what it computes is garbage
 
 
@@ -97,6 +100,7 @@ class ServingEngine:
         tokens_per_block = self.layout.groups[g].tokens_per_block
         rows = self.must_be[leaf.name].shape[2]
         tokens = (places[:, None] + 1) * tokens_per_block - rows + np.arange(rows)
+        tokens = np.minimum(tokens, len(marks) - 1)  # a block that the device holds in part may be the last one
         found = self.content(g, leaf, marks[tokens.ravel()])
         return np.moveaxis(found.reshape(*tokens.shape, *found.shape[1:]), 1, 2)
 
@@ -108,24 +112,22 @@ class ServingEngine:
             return range(0)  # a state inside a block is the engine's own and has no place in the table
         return range(start // group.tokens_per_block, -(-stop // group.tokens_per_block))
 
-    def check_request(self, request: Served, position: int | None = None) -> None:
-        """Every token that the next one reads holds what its prefix wrote."""
-        position = request.written if position is None else position
+    def wrong(self, request: Served, position: int) -> str:
+        """Says which token that the one at `position` reads does not hold what its prefix wrote; empty if all do."""
         for g in self.layout.cached:
             group = self.layout.groups[g]
-            start, stop = needed(group.kind, position)
-            tokens = np.arange(start, stop)
-            table = np.array(request.tables[g], np.int64)
-            if not len(tokens) or not len(self.places_read(g, position)):
+            if not self.places_read(g, position) or (self._is_recurrent(g) and position == request.on_device):
                 continue
-            blocks = table[tokens // group.tokens_per_block]
-            assert (blocks >= 0).all(), f"{group.name}: every block read at {position} is there"
+            tokens = np.arange(*needed(group.kind, position))
+            blocks = np.array(request.tables[g], np.int64)[tokens // group.tokens_per_block]
+            if (blocks < 0).any():
+                return f"{group.name}: a block read at {position} is missing"
             for leaf in group.leaves:
                 inside = 0 if self._is_recurrent(g) else tokens % group.tokens_per_block
                 found = self.must_be[leaf.name][blocks, :, inside]
-                right = self.content(g, leaf, request.marks[tokens])
-                assert np.array_equal(found, right), f"{group.name}, {leaf.name}: a token read at {position} is wrong"
-                self.bytes_compared += found.nbytes
+                if not np.array_equal(found, self.content(g, leaf, request.marks[tokens])):
+                    return f"{group.name}, {leaf.name}: a token read at {position} is wrong"
+        return ""
 
     def check_caches(self) -> None:
         """Every byte of every cache is what it must be."""
@@ -146,7 +148,8 @@ class ServingEngine:
 
     def seed_of(self, salt: bytes) -> int:
         """Tells the weights and the tenant of a request apart."""
-        return hash((self.weights, salt, self.of_tenant.get(salt, 0))) % 2**62
+        name = f"{self.weights}/{self.of_tenant.get(salt, 0)}/".encode() + salt
+        return int.from_bytes(hashlib.sha256(name).digest()[:7])
 
     def look_up(self, request: Served, *, on_device: bool = False, **limits: Any) -> kvjax.Lookup:
         """Looks a request up, again perhaps. What it had computed is given up unless the device is to keep it."""
@@ -154,9 +157,9 @@ class ServingEngine:
         kept = on_device and seed == request.seed and 0 < request.written < len(request.tokens)
         if not kept:
             self.drop_blocks(request)
-        device_tokens = request.written if kept else 0
+        request.on_device = request.written if kept else 0
         request.found = self.offloader.lookup(
-            request.request_id, request.tokens, device_tokens=device_tokens, salt=request.salt, **limits
+            request.request_id, request.tokens, device_tokens=request.on_device, salt=request.salt, **limits
         )
         request.seed, request.marks, request.spoilt = seed, marks_of(request.tokens, seed), False
         return request.found
@@ -172,7 +175,7 @@ class ServingEngine:
         own: dict[int, np.ndarray] = {}
         for g in self.layout.cached:
             shared = self._share(request, g) if share else set()
-            places = [place for place in self.places_read(g, hit) if place not in shared]
+            places = [place for place in self.places_read(g, hit) if place not in shared and hit > request.on_device]
             for place in places:
                 self._own_block(request, g, place)
             own[g] = np.array(places, np.int64)
@@ -182,6 +185,7 @@ class ServingEngine:
         )
         self._see_load(request, own)
         request.written, request.found = hit, None
+        request.spoilt = bool(self.wrong(request, hit))
         return job
 
     def loaded(self, request: Served, result: JobResult) -> None:
@@ -190,7 +194,8 @@ class ServingEngine:
             assert not request.spoilt, "a load that did not restore all is not told to be well"
         else:
             self._cut_back(request, result.valid_tokens or 0)
-        self.check_request(request, result.valid_tokens)
+        wrong = self.wrong(request, request.written)
+        assert not wrong, wrong
 
     def compute(self, request: Served, stop: int) -> int:
         """Runs a step up to `stop`, or to where a state must be stored. Returns where it ended.
@@ -205,12 +210,11 @@ class ServingEngine:
         for g in self.layout.cached:
             tokens_per_block = self.layout.groups[g].tokens_per_block
             table = request.tables.setdefault(g, [])
-            table += [-1] * (-(-stop // tokens_per_block) - len(table))
-            places[g] = range(here // tokens_per_block, -(-stop // tokens_per_block))
+            last = -(-stop // tokens_per_block)
+            table += [-1] * (last - len(table))
+            places[g] = range(here // tokens_per_block, last)
             if self._is_recurrent(g):
-                places[g] = range(
-                    stop // tokens_per_block - 1, stop // tokens_per_block * (not stop % tokens_per_block)
-                )
+                places[g] = range(0) if stop % tokens_per_block else range(last - 1, last)
             for place in places[g]:
                 self._own_block(request, g, place)
         seed = int(self.rng.integers(2**62)) if request.spoilt else self.seed_of(request.salt)
@@ -237,8 +241,25 @@ class ServingEngine:
     def accept(self, request: Served, tokens: np.ndarray) -> None:
         """Adds tokens."""
         request.tokens = np.concatenate([request.tokens, tokens])
-        request.marks = marks_of(request.tokens, request.seed) if not len(request.marks) else _longer(request)
+        marks = marks_of(request.tokens, request.seed)
+        marks[: len(request.marks)] = request.marks
+        request.marks = marks
         self.offloader.extend(request.request_id, tokens)
+
+    def invalidate(self, salt: bytes | None = None) -> None:
+        """Says that what was stored is worth nothing any more: all of it, or what a tenant has. What is computed from
+        now on differs."""
+        if salt is None:
+            self.weights += 1
+            self.offloader.invalidate()
+        else:
+            self.of_tenant[salt] = self.of_tenant.get(salt, 0) + 1
+            self.offloader.invalidate(self.offloader.namespace(salt))
+
+    def update_model(self) -> None:
+        """Changes the weights, and says so."""
+        self.weights += 1
+        self.offloader.update_model(f"weights {self.weights}")
 
     def drop_blocks(self, request: Served) -> None:
         """Gives all blocks of a request back."""
@@ -254,7 +275,7 @@ class ServingEngine:
                 continue
             names = [leaf.name for leaf in self.layout.groups[g].leaves]
             ids = np.fromiter(blocks, np.int32, len(blocks))
-            padded = np.full(8 << 2 * max(0, -(-(len(ids) - 1).bit_length() + 3) // -2), self.num_blocks, np.int32)
+            padded = np.full(_padded(len(ids)), self.num_blocks, np.int32)
             padded[: len(ids)] = ids
             rows = [self._as_leaf(self.must_be[name].take(padded, 0, mode="clip"), name) for name in names]
             axes = tuple(len(stack(self.layout.leaves[name])) for name in names)
@@ -370,8 +391,7 @@ class ServingEngine:
                 assert (restored | left).all(), f"{leaf.name}: a load wrote what its tokens never wrote"
                 changed = np.flatnonzero(~_same(after, before))
                 assert np.isin(changed, blocks).all(), f"{leaf.name}: a load wrote blocks that are not its own"
-                request.spoilt |= not restored.all()
-                self.bytes_compared += right.nbytes
+                self.bytes_compared += right[restored].nbytes
         self.must_be = actual
 
     def _cut_back(self, request: Served, position: int) -> None:
@@ -385,16 +405,14 @@ class ServingEngine:
         request.written, request.spoilt = position, False
 
 
-def _longer(request: Served) -> np.ndarray:
-    """The marks of a request that has more tokens; those of the first ones stay."""
-    marks = marks_of(request.tokens, request.seed)
-    marks[: len(request.marks)] = request.marks
-    return marks
-
-
 def _same(some: np.ndarray, others: np.ndarray) -> np.ndarray:
     """A mask of the blocks that are equal."""
-    return (some == others).reshape(len(some), -1).all(axis=1)
+    return (some == others).all(axis=(1, 2, 3))
+
+
+def _padded(count: int) -> int:
+    """One of few lengths, so that few programs are compiled."""
+    return next(length for length in (8 * 4**n for n in itertools.count()) if length >= count)
 
 
 @jax.jit
@@ -405,7 +423,7 @@ def _copied(caches: dict[str, jax.Array]) -> dict[str, jax.Array]:
 @partial(jax.jit, donate_argnums=0, static_argnums=3)
 def _updated(
     arrays: list[jax.Array], block_ids: jax.Array, rows: list[jax.Array], axes: tuple[int, ...]
-) -> Iterator[jax.Array]:
+) -> list[jax.Array]:
     """Arrays with some blocks replaced, in place; ids past the last block are dropped."""
     return [
         array.at[(slice(None),) * axis + (block_ids,)].set(row, mode="drop")
