@@ -135,7 +135,7 @@ class Store:
         epochs: by `group_idx`, parallel to the rows of the plan: which chunks they are.
         request: whose store it is.
         checkpoints: for which it stores.
-        after: loads of the request that were under way when it was prepared.
+        after: loads of the request that were under way when it was prepared, and those added since.
     """
 
     request_id: Hashable
@@ -144,4 +144,4 @@ class Store:
     epochs: dict[int, np.ndarray] = field(repr=False)
     request: Request = field(repr=False)
     checkpoints: tuple[int, ...] = ()
-    after: tuple[Load, ...] = field(default=(), repr=False)
+    after: list[Load] = field(default_factory=list, repr=False)

@@ -341,27 +341,35 @@ class Ledger:
         self.counts.loads_shared += bool(load.after)
         return load
 
-    def complete_load(self, load: Load, *, ok: bool | Mapping[int, np.ndarray]) -> int:
+    def complete_load(self, load: Load, *, ok: bool | Mapping[int, np.ndarray], told: bool = True) -> int:
         """Ends a load. Those of its chunks that were not restored are dropped from the pool: any doubt is a miss.
 
         Args:
             load: as `prepare_load` returned it.
             ok: whether its own moves went well: one for all, or, by `group_idx`, a mask of the rows of the plan.
+            told: whether the engine knows at once what is returned. If not, and the load failed, it may go on
+                computing from blocks that were not restored: until `acknowledge` all that it stores fails.
 
         Returns:
             How many tokens the caches hold from the first one on: the hit; or, if anything failed, here or in a load
             that this one shares, the largest position for which all that it needs is there.
 
         Raises:
-            ValueError: the load was not prepared here, or was completed before; or one that it shares is still open.
+            ValueError: the load was not prepared here, or was completed before; or it did not fail, and one that it
+                shares is still open.
         """
         masks = {moves.group_idx: _rows_ok(ok, moves) for moves in load.plan.moves}
-        valid = self._loads.complete(load, masks)
+        valid = self._loads.complete(load, masks, failed=ok is False, told=told)
         for g, good in masks.items():
             self.counts.loaded_by_group[g] += int(np.count_nonzero(good))
             self.counts.bytes_loaded += int(np.count_nonzero(good)) * (self.chunking.chunk_bytes[g] or 0)
         self.counts.loads_failed += valid < load.hit_tokens
         return valid
+
+    def acknowledge(self, load: Load) -> None:
+        """Says that the engine knows how a load ended that was completed with `told=False`: what it stores from now on
+        was computed with that in mind."""
+        self._loads.acknowledge(load)
 
     def cancel_load(self, load: Load) -> None:
         """Takes a load back before anything of it was done: the request can be looked up and loaded again.
@@ -430,7 +438,7 @@ class Ledger:
         except BaseException:
             self._roll_back(request, reservations, wants)
             raise
-        store = Store(request_id, plan, reservations, epochs, request, wants, tuple(request.loads))
+        store = Store(request_id, plan, reservations, epochs, request, wants, list(request.loads))
         self._stores[store] = None
         return store
 
@@ -477,12 +485,12 @@ class Ledger:
             Whether all of it counts as stored.
 
         Raises:
-            ValueError: the store was not prepared here, or was completed before; or a load of its request that
-                was under way when it was prepared still is.
+            ValueError: the store was not prepared here, or was completed before; or it did not fail, and a load of
+                its request that was under way when it was prepared still is.
         """
         if not isinstance(store, Store) or store not in self._stores:
             raise ValueError("a store must be one that was prepared here and not completed yet")
-        if not self.may_complete(store):
+        if ok is not False and not self.may_complete(store):
             raise ValueError("a store must be completed after the loads of its request that were under way before it")
         masks = {moves.group_idx: _rows_ok(ok, moves) for moves in store.plan.moves}
         if any(self._loads.failed(load) for load in store.after):
@@ -502,6 +510,11 @@ class Ledger:
             self.counts.stores_failed += 1
             self._ask_again(store.request, store.checkpoints)
         return good
+
+    def depends(self, store: Store, load: Load) -> None:
+        """Says that a store that was prepared before a load is computed from what it restores, as in one step: it is
+        completed after the load, and fails with it."""
+        store.after.append(load)
 
     def may_complete(self, work: Load | Store) -> bool:
         """Whether no load that must be completed before this load or store is still open."""

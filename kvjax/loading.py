@@ -115,33 +115,45 @@ class Loads:
         self._open[load] = None
         return load
 
-    def complete(self, load: Load, masks: Mapping[int, np.ndarray]) -> int:
+    def complete(self, load: Load, masks: Mapping[int, np.ndarray], *, failed: bool, told: bool) -> int:
         """Ends a load, and returns how many tokens the caches hold; see `Ledger.complete_load`.
 
         Args:
             load: an open load.
             masks: by `group_idx`, the rows of its plan that were moved.
+            failed: whether all of it counts as failed, what others bring, too.
+            told: whether the engine knows what is returned; otherwise `acknowledge` says when it does.
 
         Raises:
-            ValueError: the load is not open, or one that it shares is.
+            ValueError: the load is not open; or one that it shares is, and it did not fail.
         """
         self._check_open(load)
-        if any(other in self._open for other in load.after):
+        if not failed and any(other in self._open for other in load.after):
             raise ValueError("a load that shares blocks of others must be completed after their loads")
         del self._open[load]
-        good = {g: self._restored(load, g, rows, masks.get(g)) for g, rows in load.rows.items()}
+        own = {g: self._restored(load, g, rows, masks.get(g)) for g, rows in load.rows.items()}
+        good = {
+            g: mask & ~rows.of_others if failed else mask
+            for (g, mask), rows in zip(own.items(), load.rows.values(), strict=True)
+        }
         complete = not load.stale and all(mask.all() for mask in good.values())
         valid = load.hit_tokens if complete else self._valid_tokens(load, good)
         if not complete:
             self._lost[load] = {g: rows.epochs[~good[g]] for g, rows in load.rows.items()}
-            failed = [pinned[~mask] for pinned, mask in zip(self._pinned(load), good.values(), strict=True)]
-            self._drop(np.concatenate([np.empty(0, np.int64), *failed]), load.pins)
+            doubtful = [pinned[~mask] for pinned, mask in zip(self._pinned(load), own.values(), strict=True)]
+            self._drop(np.concatenate([np.empty(0, np.int64), *doubtful]), load.pins)
             self._forget_states(load)
-        load.request.loads.remove(load)
+        if complete or told:
+            load.request.loads.remove(load)
         for g, first in sound_from(self._chunking, [valid]).items():
             load.request.sound_from[g] = max(load.request.sound_from.get(g, 0), first)
         self._pool.unpin(load.pins)
         return valid
+
+    def acknowledge(self, load: Load) -> None:
+        """Notes that the engine knows that a load failed: what it stores from now on it has computed anew."""
+        if load in load.request.loads and load not in self._open:
+            load.request.loads.remove(load)
 
     def cancel(self, load: Load) -> None:
         """Takes a load back before anything of it was done, see `Ledger.cancel_load`."""

@@ -338,12 +338,12 @@ class Offloader:
         until = _after(seconds(timeout_s, "timeout_s"))
         for one in self._waited_for(job):
             sleep = _FIRST_SLEEP_S
-            while one.result is None:
+            while one.ended is None:
                 self._look_at(one, until)
                 limits = [limit for limit in (until, one.deadline) if limit is not None]
-                if one.result is None and not limits:
+                if one.ended is None and not limits:
                     self._block(one)
-                elif one.result is None:
+                elif one.ended is None:
                     time.sleep(max(0.0, min(sleep, min(limits) - time.monotonic())))
                     sleep = min(2 * sleep, _LONGEST_SLEEP_S)
         return self._tell(job)
@@ -353,9 +353,9 @@ class Offloader:
         until = _after(seconds(timeout_s, "timeout_s"))
         for one in self._waited_for(job):
             sleep = _FIRST_SLEEP_S
-            while one.result is None:
+            while one.ended is None:
                 self._look_at(one, until)
-                if one.result is None:
+                if one.ended is None:
                     await asyncio.sleep(sleep)
                     sleep = min(2 * sleep, _LONGEST_SLEEP_S)
         return self._tell(job)
@@ -374,7 +374,7 @@ class Offloader:
         """
         with self._open():
             self._jobs.see_ended()
-            if isinstance(job, Job) and job.result is not None:
+            if isinstance(job, Job) and job.ended is not None:
                 return False
             self._check_job(job)
             self._jobs.cancel(job)
@@ -605,7 +605,7 @@ class Offloader:
         with self._open():
             if job is None:
                 return self._jobs.open_jobs()
-            if not isinstance(job, Job) or job.result is None:
+            if not isinstance(job, Job) or job.ended is None:
                 self._check_job(job)
             return [job]
 
@@ -613,7 +613,7 @@ class Offloader:
         """Sees what ended; raises a `TimeoutError` if it is too late for a job."""
         with self._open():
             self._jobs.see_ended()
-        if job.result is None and until is not None and time.monotonic() >= until:
+        if job.ended is None and until is not None and time.monotonic() >= until:
             raise TimeoutError(f"job {job.job_id} did not end in time")
 
     def _block(self, job: Job) -> None:
@@ -627,10 +627,7 @@ class Offloader:
         with self._locked():
             if job is None:
                 return self._jobs.take_ended()
-            result = job.result
-            assert result is not None, "a job that was waited for has a result"
-            self._jobs.told(result)
-            return result
+            return self._jobs.tell(job)
 
 
 def _after(timeout_s: float | None) -> float | None:

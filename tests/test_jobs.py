@@ -189,6 +189,27 @@ class TestStoresAfterLoads:
         hit, _ = self.tokens_after(held, None)
         assert hit == 52
 
+    @pytest.mark.parametrize("tells", ["wait", "poll", "result"])
+    def test_what_is_stored_before_the_failure_was_told_is_not_kept(self, held, tells):
+        """The load is seen to fail by a call for something else, and the engine, which does not know, goes on."""
+        held.serve("a", PROMPT)
+        longer = [*PROMPT, *range(100, 112)]
+        held.error = RuntimeError("lost")
+        load = held.load("b", longer)
+        held.offloader.stats()
+        held.error = None
+        store = held.store("b", 52)
+        assert held.offloader.stats().open_jobs == 0
+        assert store.ended is not None
+        assert (store.ended.ok, held.offloader.stats().resident_chunks) == (False, 0)
+        assert store.ended.error == "a load that its tokens were computed from failed"
+        # Now it knows, computes all of it anew and stores it.
+        {"wait": held.offloader.wait, "poll": lambda _: held.offloader.poll(), "result": lambda job: job.result}[tells](
+            load
+        )
+        assert held.offloader.wait(held.store("b", 52)).ok
+        assert held.offloader.lookup("c", np.array([*longer, 1])).hit_tokens == 52
+
     def test_the_store_alone_says_why(self, monkeypatch):
         """Only the load fails: the store's own transfer goes well, and it fails all the same."""
         held = Held(monkeypatch)

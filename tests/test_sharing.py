@@ -144,6 +144,13 @@ class TestWhatFails:
         assert served.ledger.complete_load(second, ok=True) == 16
         served.ledger.check_integrity()
 
+    def test_a_load_that_failed_need_not_wait_for_others_and_leaves_them_theirs(self):
+        served, first, second = self.loads()
+        assert served.ledger.complete_load(second, ok=False) == 0
+        assert served.ledger.complete_load(first, ok=True) == 16
+        assert served.ledger.lookup("d", prompt(17)).hit_tokens == 16
+        served.ledger.check_integrity()
+
     def test_a_request_that_ends_with_its_load_in_flight_leaves_the_others_theirs(self):
         served, first, second = self.loads()
         served.finish("b")

@@ -4,10 +4,10 @@ import argparse
 import json
 from typing import Any
 
-from kvjax.cli import bench_hit, bench_miss, bench_moves
+from kvjax.cli import bench_hit, bench_miss, bench_moves, bench_pool
 from kvjax.cli.options import add_json
 
-_BENCHES = (bench_hit, bench_moves, bench_miss)
+_BENCHES = (bench_hit, bench_moves, bench_miss, bench_pool)
 
 
 def add_parser(commands: Any) -> None:

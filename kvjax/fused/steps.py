@@ -131,6 +131,7 @@ class FusedSteps:
         try:
             if load:
                 loading = offloader.prepare_load(request_id, block_tables)
+                offloader.ledger.depends(store, loading)
             moves = loading.plan.moves if loading else ()
             loaded, current = None, dict(caches)
             bucket = self._bucket(moves, self._arriving_buckets)

@@ -35,7 +35,10 @@ class JobResult:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A load or store under way; `result` is there once `poll` or `wait` saw it end.
+    """A load or store under way; `result` is there once it was seen to end.
+
+    What a request stores after a load that failed is not kept until somebody has seen the load's result, by `poll`,
+    `wait` or here: it may have been computed from blocks that were not restored.
 
     Args:
         job_id: counts the offloader's jobs.
@@ -45,7 +48,8 @@ class Job:
         transfer: the moves under way.
         issued_at: by the monotonic clock, in seconds.
         deadline: by the same clock; `None` for none.
-        result: how it ended.
+        ended: how it ended, for the offloader's own use.
+        was_told: whether somebody has seen that.
     """
 
     job_id: int
@@ -55,4 +59,11 @@ class Job:
     transfer: Transfer = field(repr=False)
     issued_at: float = field(default=0.0, repr=False)
     deadline: float | None = field(default=None, repr=False)
-    result: JobResult | None = None
+    ended: JobResult | None = field(default=None, repr=False)
+    was_told: bool = field(default=False, repr=False)
+
+    @property
+    def result(self) -> JobResult | None:
+        """How the job ended; `None` as long as it was not seen to end."""
+        self.was_told = self.was_told or self.ended is not None
+        return self.ended

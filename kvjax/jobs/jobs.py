@@ -34,7 +34,8 @@ class Jobs:
         self._on_error = on_error
         self._open: dict[int, Job] = {}  # without a result
         self._given_up: dict[int, Job] = {}  # with one, and a transfer that goes on
-        self._ended: list[JobResult] = []  # not told yet
+        self._ended: list[Job] = []  # not told yet by `take_ended`
+        self._failed: list[Job] = []  # loads of whose failure nobody knows
         self._next_id = 0
 
     @property
@@ -79,6 +80,7 @@ class Jobs:
 
     def see_ended(self) -> None:
         """Ends the jobs whose transfers ended, and gives up those that are late. Does not wait."""
+        self._acknowledge()
         self._ledger.pool.clear_away()
         for job in [*self._given_up.values()]:
             if self._may_end(job):
@@ -98,12 +100,24 @@ class Jobs:
 
     def take_ended(self) -> list[JobResult]:
         """Returns the results not told yet; they are told now."""
-        told, self._ended = self._ended, []
-        return told
+        ended, self._ended = self._ended, []
+        results = [job.result for job in ended]
+        self._acknowledge()
+        return [result for result in results if result is not None]
 
-    def told(self, result: JobResult) -> None:
-        """Notes that a result was told."""
-        self._ended = [ended for ended in self._ended if ended is not result]
+    def tell(self, job: Job) -> JobResult:
+        """Returns the result of a job that ended; it is told now."""
+        self._ended = [ended for ended in self._ended if ended is not job]
+        result = job.result
+        assert result is not None, "the job ended"
+        self._acknowledge()
+        return result
+
+    def _acknowledge(self) -> None:
+        for job in self._failed:
+            if job.was_told and isinstance(job.work, Load):
+                self._ledger.acknowledge(job.work)
+        self._failed = [job for job in self._failed if not job.was_told]
 
     def _may_end(self, job: Job) -> bool:
         return job.transfer.done() and self._ledger.may_complete(job.work)
@@ -122,22 +136,24 @@ class Jobs:
         why = f"{type(error).__name__}: {error}" if error is not None else ""
         valid_tokens = None
         if isinstance(job.work, Load):
-            valid_tokens = self._ledger.complete_load(job.work, ok=moved)
+            valid_tokens = self._ledger.complete_load(job.work, ok=moved, told=job.was_told)
             ok = valid_tokens == job.work.hit_tokens and error is None
+            if not ok and not job.was_told:
+                self._failed.append(job)
             why = why or ("" if ok else _why_not(job.work))
             self.load_seconds.add(time.monotonic() - job.issued_at)
         else:
-            wanted = job.result is None  # a store that was given up is not published
+            wanted = job.ended is None  # a store that was given up is not published
             ok = self._ledger.complete_store(job.work, ok=moved if wanted else False) and error is None
             why = why or ("" if ok else "a load that its tokens were computed from failed")
             self.store_seconds.add(time.monotonic() - job.issued_at)
         if error is not None:
             self._on_error()
-        if job.result is None:
+        if job.ended is None:
             self._conclude(job, ok=ok, valid_tokens=valid_tokens, error=why)
 
     def _conclude(self, job: Job, *, ok: bool, valid_tokens: int | None, error: str) -> None:
-        job.result = JobResult(
+        job.ended = JobResult(
             job_id=job.job_id,
             request_id=job.request_id,
             operation=job.operation,
@@ -147,7 +163,7 @@ class Jobs:
             valid_tokens=valid_tokens,
             error=error,
         )
-        self._ended.append(job.result)
+        self._ended.append(job)
 
 
 def _why_not(load: Load) -> str:

@@ -15,8 +15,8 @@ class ChunkTable:
     """Places for the books of chunks, each with the units that its chunk holds.
 
     Arrays have one entry for each slot and are as long as the pool can have chunks, but beyond the first million
-    memory is taken only for slots that were used: the lowest ones. No Python object belongs to a chunk but its key, so that neither
-    growth nor the garbage collector pauses.
+    memory is taken only for slots that were used: the lowest ones. No Python object belongs to a chunk but its key,
+    so that neither growth nor the garbage collector pauses.
 
     Args:
         num_units: units of the pool.

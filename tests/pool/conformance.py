@@ -156,17 +156,17 @@ class PolicyConformance:
             assert sorted(policy.slots().tolist()) == sorted(known)
             assert sorted(slot for together in order(policy) for slot in together) == sorted(known)
 
-    @inherited(int(__import__("os").environ.get("EX", "150")))
+    @inherited(150)
     @given(st.integers(6, 24), STEPS)
     def test_evictions_leave_usable_prefixes_of_full_attention(self, num_units, steps):
         play(FULL, self.make_policy(), num_units, steps)
 
-    @inherited(int(__import__("os").environ.get("EX", "150")))
+    @inherited(150)
     @given(st.integers(6, 24), STEPS)
     def test_evictions_leave_usable_prefixes_with_windows(self, num_units, steps):
         play(WINDOWED, self.make_policy(), num_units, steps)
 
-    @inherited(int(__import__("os").environ.get("EX", "150")))
+    @inherited(150)
     @given(st.integers(6, 24), STEPS)
     def test_evictions_leave_usable_prefixes_with_states(self, num_units, steps):
         play(STATES, self.make_policy(), num_units, steps)

@@ -37,11 +37,12 @@ class Requests:
 
     def __init__(self, chunking: Chunking, policy: Policy, num_units: int):
         self.chunking = chunking
+        self.policy = policy
         self.pool = ChunkPool(num_units, [1] * len(chunking.layout.groups), policy)
         self.sequences: list[Tokens] = [()]
         self.running: list[Request] = []
         self.writes: list[tuple[Reservation, set[bytes]]] = []  # with all that the store named
-        self.doubtful: set[bytes] = set()  # named for the sake of a chunk whose store failed
+        self.doubtful: set[bytes] = set()  # passed over, or named for the sake of a chunk whose store failed
 
     def ask(self, base: int, shared: int, new: int, pinned: bool) -> None:
         """A request comes that shares the first tokens of an earlier one. What it has in the pool and can use is one
@@ -55,6 +56,7 @@ class Requests:
         of_use = np.array([key in useful for _, _, key in held], bool)
         slots, ranks = slots[of_use], self._ranks(chunk for chunk in held if chunk[2] in useful)
         self.pool.touch(slots, ranks, access=request.access, counted=True)
+        self.doubtful -= useful
         if pinned:
             request.pins = self.pool.pin(slots[self.pool.ready(slots)])
         self.running.append(request)
@@ -71,7 +73,7 @@ class Requests:
         named = [chunk for chunk in named if chunk[2] in useful]
         if not (self.pool.accesses(slots) == request.access).any():
             request.access = self.pool.new_access()
-        before = self._all_held()
+        before, order = self._all_held(), self._order()
         protected = {key for _, _, key in named} | self._in_use()
         reservation = self.pool.prepare_store(
             [key for _, _, key in named],
@@ -83,6 +85,10 @@ class Requests:
             return
         after = self._all_held()
         self.judge(before & after, before, after, protected)
+        self.doubtful |= {
+            key for key in order if key in after and any(k not in after for k in order[order.index(key) :])
+        }
+        self.doubtful -= useful
         if at_once:
             self.pool.complete_store(reservation, ok=True)
         else:
@@ -104,7 +110,11 @@ class Requests:
                 self.pool.unpin(request.pins)
 
     def judge(self, survivors: set[bytes], before: set[bytes], after: set[bytes], protected: set[bytes]) -> None:
-        """What could be used before some chunks made room, and stayed, can be used still."""
+        """What could be used before some chunks made room, and stayed, can be used still.
+
+        What was passed over earlier as it was read, written or protected is not judged until it is named again: what
+        it belongs to may have gone then.
+        """
         spoilt = (survivors & self._usable(before)) - self._usable(after) - protected - self.doubtful
         assert not spoilt, "a chunk stayed of which a part of its prefix made room"
 
@@ -154,6 +164,10 @@ class Requests:
 
     def _all_held(self) -> set[bytes]:
         return set(self.pool.held_keys())
+
+    def _order(self) -> list[bytes]:
+        """The keys in the order in which they would leave."""
+        return [key for slots, _ in self.policy.victims() for key in self.pool.keys(slots)]
 
     def _in_use(self) -> set[bytes]:
         chunks = self.pool._chunks

@@ -51,6 +51,7 @@ class Served:
     tables: dict[int, list[int]] = field(default_factory=dict)
     written: int = 0
     found: kvjax.Lookup | None = None
+    hit_tokens: int = 0  # of the last load
     on_device: int = 0  # tokens that it kept when it was looked up
     spoilt: bool = False  # what it loaded is not all there, so that what it computes is garbage
 
@@ -184,7 +185,7 @@ class ServingEngine:
             self.caches, request.request_id, self._named(request), share=share, **options
         )
         self._see_load(request, own)
-        request.written, request.found = hit, None
+        request.written, request.hit_tokens, request.found = hit, hit, None
         request.spoilt = bool(self.wrong(request, hit))
         return job
 
