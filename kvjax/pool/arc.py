@@ -53,11 +53,13 @@ class ARC:
     def remove(self, slots: np.ndarray, *, evicted: bool) -> None:
         """See `Policy.remove`."""
         for left, held in enumerate((self._once, self._again)):
-            here = slots[held.holds(slots)]
+            is_here = held.holds(slots)
+            here = slots[is_here]
             if len(here):
                 held.remove(here)
                 if evicted:
                     self._ghosts.put(self._fingerprints[here], left)
+                slots = slots[~is_here]
 
     def victims(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """See `Policy.victims`."""

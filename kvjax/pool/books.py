@@ -98,7 +98,7 @@ class Books:
             return
         chunks, spaces = self.chunks, self.namespaces
         writing = chunks.writing[slots]
-        found = slots[~writing] if writing.any() else slots
+        found = slots[~writing] if np.count_nonzero(writing) else slots
         self._uncount(spaces.held, slots)
         self._uncount(spaces.resident, found)
         if self.num_stale:

@@ -108,8 +108,8 @@ class CheckedPolicy:
             raise ValueError(f"a policy must name victims with one rank for each, got {len(slots)} and {len(ranks)}")
         indexed = self._chunks.indexed
         known = (slots >= 0) & (slots < len(indexed))
-        known &= indexed[slots if known.all() else np.where(known, slots, 0)]
-        if not known.all():
+        known &= indexed[slots if np.count_nonzero(known) == len(slots) else np.where(known, slots, 0)]
+        if np.count_nonzero(known) < len(slots):
             raise ValueError(f"a policy must name slots of chunks that it was told of, got {slots[~known][0]}")
         return slots, ranks
 

@@ -101,7 +101,7 @@ class ChunkTable:
         if not len(slots):
             return []
         group_idxs = self.group_idx[slots]
-        if (group_idxs == group_idxs[0]).all():
+        if np.count_nonzero(group_idxs == group_idxs[0]) == len(slots):
             return [(int(group_idxs[0]), slots)]
         return [(g, slots[group_idxs == g]) for g in np.unique(group_idxs).tolist()]
 

@@ -62,7 +62,8 @@ class KeyIndex:
         if not len(keys):
             return np.empty(0, np.int64)
         buckets, tags = self._places(prints)
-        entries = self._entries_with(buckets, tags[:, None])
+        # The entry with the tag, or any other of the bucket if none has it.
+        entries = buckets * _WAYS + (self._rows(buckets) == tags[:, None]).argmax(axis=1)
         same = self._tags[entries] == tags
         slots = np.where(same, self._slots[entries], ABSENT).astype(np.int64)
         candidates = np.flatnonzero(same)
@@ -83,8 +84,10 @@ class KeyIndex:
         while len(left):
             of = slots[left]
             buckets, tags = self._places(prints[left])
-            entries = self._entries_with(buckets, _FREE)
-            fits = (self._tags[entries] == _FREE) & (self._tags[self._entries_with(buckets, tags[:, None])] != tags)
+            rows = self._rows(buckets)
+            entries = buckets * _WAYS + (rows == _FREE).argmax(axis=1)
+            like = buckets * _WAYS + (rows == tags[:, None]).argmax(axis=1)
+            fits = (self._tags[entries] == _FREE) & (self._tags[like] != tags)
             self._slots[entries[fits]] = of[fits]
             # Of several that want one entry the last one has it; the others try again.
             placed = fits & (self._slots[entries] == of)
@@ -127,7 +130,6 @@ class KeyIndex:
         tags = prints.astype(np.uint32)
         return (prints >> self._shift).view(np.int64), tags + (tags == _FREE)
 
-    def _entries_with(self, buckets: np.ndarray, tags: np.ndarray | np.uint32) -> np.ndarray:
-        """For each bucket its first entry with a tag, or any if none has it."""
-        rows = self._tags.reshape(-1, _WAYS).take(buckets, axis=0)
-        return buckets * _WAYS + (rows == tags).argmax(axis=1)
+    def _rows(self, buckets: np.ndarray) -> np.ndarray:
+        """The tags in each bucket."""
+        return self._tags.reshape(-1, _WAYS).take(buckets, axis=0)

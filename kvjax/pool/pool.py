@@ -162,7 +162,7 @@ class ChunkPool:
         read = counted & self.ready(slots)
         ranks = np.array(ranks)
         ours = chunks.access[slots] <= access
-        if ours.all():
+        if np.count_nonzero(ours) == len(slots):
             slots = slots.copy()
         else:
             slots, ranks, read = slots[ours], ranks[ours], read[ours]

@@ -10,6 +10,7 @@ _NOT_HERE = 0  # the block of a slot that is in none
 # huge pages, and the call that first touches one waits until it is cleared.
 FIRST_SLOTS = 2**20 - 1
 _BLOCK_ENTRIES = 512  # a block takes one more access while it has fewer
+_MOST_BLOCKS = 16  # that are read at a time
 _SPARSE = _BLOCK_ENTRIES // 4  # entries of a block at which it is joined with the next
 _PARTS = 20  # bits of a key below the number of the access: those appended between two numbers
 
@@ -17,7 +18,7 @@ _PARTS = 20  # bits of a key below the number of the access: those appended betw
 class _Block:
     """Entries of consecutive accesses. Slots that left, or came again elsewhere, stay listed until it is packed."""
 
-    __slots__ = ("is_sorted", "keys", "last_key", "num_entries", "num_live", "ranks", "slots")
+    __slots__ = ("is_sorted", "keys", "last_key", "num_entries", "num_live", "ranks", "sets", "slots")
 
     def __init__(self, capacity: int):
         self.keys = np.empty(capacity, np.int64)
@@ -27,6 +28,7 @@ class _Block:
         self.num_live = 0
         self.last_key = 0  # no entry has a larger one, and all of the next block do
         self.is_sorted = True  # by key, and the highest rank first
+        self.sets: np.ndarray | None = None  # once it is packed: entries that leave at once, numbered from 0 on
 
     def append(self, keys: np.ndarray | int, slots: np.ndarray, ranks: np.ndarray) -> np.ndarray:
         """Adds entries at the end and returns their places."""
@@ -39,6 +41,7 @@ class _Block:
         self.keys[start:stop], self.slots[start:stop], self.ranks[start:stop] = keys, slots, ranks
         self.num_entries = stop
         self.num_live += len(slots)
+        self.sets = None
         return np.arange(start, stop)
 
 
@@ -102,12 +105,20 @@ class RecencyList:
 
     def oldest_first(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
         """Yields pairs `(slots, ranks)` in the order in which they leave; only slots of one access and one rank have
-        equal ranks there. The list must not change meanwhile."""
-        for block_id in self._order:
-            block = self._packed(block_id)
-            keys, ranks = block.keys[: block.num_entries], block.ranks[: block.num_entries]
-            begins = (keys[1:] != keys[:-1]) | (ranks[1:] != ranks[:-1])
-            yield block.slots[: block.num_entries].copy(), np.concatenate([[0], np.cumsum(begins)])
+        equal ranks there. The list must not change meanwhile.
+
+        The first pair is small, as it mostly suffices; later ones grow, so that much that must stay is soon passed.
+        """
+        at, num_blocks = 0, 1
+        while at < len(self._order):
+            blocks = [self._packed(block_id) for block_id in self._order[at : at + num_blocks]]
+            sets, first = [], 0
+            for block in blocks:
+                of_block = _sets_of(block)
+                sets.append(of_block + first)
+                first += int(of_block[-1]) + 1
+            yield np.concatenate([block.slots[: block.num_entries] for block in blocks]), np.concatenate(sets)
+            at, num_blocks = at + num_blocks, min(2 * num_blocks, _MOST_BLOCKS)
 
     def take_oldest(self) -> tuple[np.ndarray, np.ndarray]:
         """Removes the oldest access and returns its slots and ranks; requires that there is one."""
@@ -196,6 +207,7 @@ class RecencyList:
             array[: len(kept)] = array[kept]
         block.num_entries = len(kept)
         block.is_sorted = True
+        block.sets = None
         self._place[block.slots[: len(kept)]] = np.arange(len(kept))
         return block
 
@@ -208,6 +220,15 @@ class RecencyList:
         self._most_slots = max(self._most_slots, num_slots)
         self._block_of = longer(self._block_of, num_slots)
         self._place = longer(self._place, num_slots)
+
+
+def _sets_of(block: _Block) -> np.ndarray:
+    """The sets of a block that is packed."""
+    if block.sets is None:
+        keys, ranks = block.keys[: block.num_entries], block.ranks[: block.num_entries]
+        begins = (keys[1:] != keys[:-1]) | (ranks[1:] != ranks[:-1])
+        block.sets = np.concatenate([[0], np.cumsum(begins)])
+    return block.sets
 
 
 def longer(by_slot: np.ndarray, num_slots: int) -> np.ndarray:

@@ -59,7 +59,7 @@ MOST_TOKENS = 160
 FAULT_RATES = {Fault.RAISE: 0.001, Fault.FAIL: 0.002, Fault.HANG: 0.0005, Fault.LATE: 0.01, Fault.SHORT: 0.001}
 DEADLINE_S = 0.5
 MIB = 2**20
-EAGER = 0.0  # how often a request goes on
+EAGER = 0.5  # how often a request goes on before it knows how its load ended
 WARM_UP = 0.1  # of the time, after which memory must not grow
 
 
@@ -260,7 +260,7 @@ class Soak:
             self._cancel(one.load)
         elif self._chance(0.05):
             self._preempt(one)
-        elif self._chance(EAGER):  # goes on before it knows how the load ended
+        elif self._chance(EAGER):
             self._step(one)
 
     def _step(self, one: Running) -> None:

@@ -425,8 +425,12 @@ def _copied(caches: dict[str, jax.Array]) -> dict[str, jax.Array]:
 def _updated(
     arrays: list[jax.Array], block_ids: jax.Array, rows: list[jax.Array], axes: tuple[int, ...]
 ) -> list[jax.Array]:
-    """Arrays with some blocks replaced, in place; ids past the last block are dropped."""
-    return [
-        array.at[(slice(None),) * axis + (block_ids,)].set(row, mode="drop")
-        for array, row, axis in zip(arrays, rows, axes, strict=True)
-    ]
+    """Arrays with some blocks replaced, in place; ids past the last block are dropped. They move as integers, since
+    XLA may change the bits of a float that is not a number."""
+    updated = []
+    for array, row, axis in zip(arrays, rows, axes, strict=True):
+        unsigned = np.dtype(f"uint{8 * array.dtype.itemsize}")
+        words, values = (jax.lax.bitcast_convert_type(each, unsigned) for each in (array, row))
+        words = words.at[(slice(None),) * axis + (block_ids,)].set(values, mode="drop")
+        updated.append(jax.lax.bitcast_convert_type(words, array.dtype))
+    return updated
