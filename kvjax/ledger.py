@@ -371,6 +371,11 @@ class Ledger:
         was computed with that in mind."""
         self._loads.acknowledge(load)
 
+    def give_up(self, load: Load) -> None:
+        """Says that a load counts as failed from now on, although what was issued of it goes on: the request resumes at
+        `load.device_tokens`, and its blocks may become others'. `complete_load` still ends it."""
+        self._loads.give_up(load)
+
     def cancel_load(self, load: Load) -> None:
         """Takes a load back before anything of it was done: the request can be looked up and loaded again.
 

@@ -33,6 +33,7 @@ class Loads:
         self._pool = pool
         self._requests = requests
         self._open: dict[Load, None] = {}  # in the order in which they were prepared
+        self._given_up: set[Load] = set()  # of the open ones
         self._lost: WeakKeyDictionary[Load, dict[int, np.ndarray]] = WeakKeyDictionary()  # epochs not restored
 
     def is_open(self, load: Load) -> bool:
@@ -131,6 +132,7 @@ class Loads:
         if not failed and any(other in self._open for other in load.after):
             raise ValueError("a load that shares blocks of others must be completed after their loads")
         del self._open[load]
+        self._given_up.discard(load)
         own = {g: self._restored(load, g, rows, masks.get(g)) for g, rows in load.rows.items()}
         good = {
             g: mask & ~rows.of_others if failed else mask
@@ -143,7 +145,7 @@ class Loads:
             doubtful = [pinned[~mask] for pinned, mask in zip(self._pinned(load), own.values(), strict=True)]
             self._drop(np.concatenate([np.empty(0, np.int64), *doubtful]), load.pins)
             self._forget_states(load)
-        if complete or told:
+        if (complete or told) and load in load.request.loads:
             load.request.loads.remove(load)
         for g, first in sound_from(self._chunking, [valid]).items():
             load.request.sound_from[g] = max(load.request.sound_from.get(g, 0), first)
@@ -151,9 +153,16 @@ class Loads:
         return valid
 
     def acknowledge(self, load: Load) -> None:
-        """Notes that the engine knows that a load failed: what it stores from now on it has computed anew."""
-        if load in load.request.loads and load not in self._open:
+        """Notes that the engine knows that a load failed, or was given up: what it stores from now on it has computed
+        anew."""
+        if load in load.request.loads and (load not in self._open or load in self._given_up):
             load.request.loads.remove(load)
+
+    def give_up(self, load: Load) -> None:
+        """Notes that an open load counts as failed for its request, which may give its blocks to others: no other
+        request is told of them any more."""
+        if load in self._open:
+            self._given_up.add(load)
 
     def cancel(self, load: Load) -> None:
         """Takes a load back before anything of it was done, see `Ledger.cancel_load`."""
@@ -161,8 +170,10 @@ class Loads:
         if any(load in other.after for other in self._open):
             raise ValueError("a load whose blocks another one shares must be completed, not taken back")
         del self._open[load]
+        self._given_up.discard(load)
         self._forget_states(load)
-        load.request.loads.remove(load)
+        if load in load.request.loads:
+            load.request.loads.remove(load)
         self._pool.unpin(load.pins)
 
     # --- parts ----------------------------------------------------------------------------------------
@@ -178,16 +189,23 @@ class Loads:
         """Moves of a group in open loads of other requests that were not finished, the newest load first, each with
         the epochs of its rows."""
         found = []
-        for load in reversed(self._open):
-            alive = self._requests.get(load.request_id) is load.request
-            if not alive or load.request is request:
-                continue
+        for load in self._shareable(request):
             for moves in load.plan.moves:
                 if moves.group_idx == g:
                     rows = load.rows[g]
                     chunks = moves.chunk_idx[: moves.num_chunks]
                     found.append((moves, rows.epochs[np.searchsorted(rows.chunk_idx, chunks)]))
         return found
+
+    def _shareable(self, request: Request) -> list[Load]:
+        """The open loads of other requests that still hold their blocks, the newest first."""
+        return [
+            load
+            for load in reversed(self._open)
+            if load.request is not request
+            and load not in self._given_up
+            and self._requests.get(load.request_id) is load.request
+        ]
 
     def _shared(
         self, request: Request, g: int, chunks: np.ndarray, epochs: np.ndarray, block_tables: Mapping[str, Any]
@@ -204,9 +222,7 @@ class Loads:
         shared = np.zeros(blocks.shape, bool)
         decided = np.zeros(blocks.shape, bool)  # by the newest load that writes the block
         loads = []
-        for load in reversed(self._open):
-            if self._requests.get(load.request_id) is not load.request or load.request is request:
-                continue
+        for load in self._shareable(request):
             for moves in load.plan.moves:
                 if moves.group_idx != g:
                     continue

@@ -164,6 +164,40 @@ class TestCancellation:
                 held.offloader.cancel(wrong)
 
 
+class TestGivenUpLoads:
+    def test_its_blocks_are_offered_to_nobody(self, held):
+        """Its request was told that nothing is valid, and has given the blocks to others."""
+        held.serve("a", PROMPT)
+        held.released.clear()
+        job = held.load("b", [*PROMPT, 1])
+        held.offloader.cancel(job)
+        found = held.offloader.lookup("c", np.array([*PROMPT, 2]))
+        assert (found.hit_tokens, found.arriving) == (40, {})
+        shared = held.load("c", [*PROMPT, 2], share=True)
+        assert shared.work.plan.num_chunks == 10
+
+    def test_a_load_that_shares_it_fails_with_it_only_if_it_fails(self, held):
+        held.serve("a", PROMPT)
+        held.released.clear()
+        first = held.load("b", [*PROMPT, 1])
+        second = held.load("c", [*PROMPT, 2], share=True)
+        assert second.work.plan.num_chunks == 0
+        held.offloader.cancel(first)
+        assert held.offloader.poll() != []
+        assert second.ended is None
+        held.released.set()
+        assert held.offloader.wait(second).valid_tokens == 40
+
+    def test_what_is_computed_anew_after_it_is_stored_though_it_hangs(self, held):
+        held.serve("a", PROMPT)
+        held.released.clear()
+        job = held.load("b", [*PROMPT, *range(100, 112)])
+        held.offloader.cancel(job)
+        work = held.offloader.prepare_store("b", {"full": np.arange(13)}, 52)
+        assert held.offloader.ledger.may_complete(work)
+        held.offloader.ledger.complete_store(work, ok=False)
+
+
 class TestStoresAfterLoads:
     def tokens_after(self, held, error):
         """A store prepared while the load is under way whose tokens it was computed from; then both end."""

@@ -97,6 +97,8 @@ class Jobs:
         """Gives up an open job."""
         self._give_up(job, CANCELLED)
         self.num_cancelled += 1
+        job.was_told = True
+        self._acknowledge()
 
     def take_ended(self) -> list[JobResult]:
         """Returns the results not told yet; they are told now."""
@@ -125,7 +127,11 @@ class Jobs:
     def _give_up(self, job: Job, why: str) -> None:
         del self._open[job.job_id]
         self._given_up[job.job_id] = job
-        valid_tokens = job.work.device_tokens if isinstance(job.work, Load) else None
+        valid_tokens = None
+        if isinstance(job.work, Load):
+            valid_tokens = job.work.device_tokens
+            self._ledger.give_up(job.work)
+            self._failed.append(job)
         self._conclude(job, ok=False, valid_tokens=valid_tokens, error=why)
 
     def _end(self, job: Job) -> None:
@@ -138,7 +144,7 @@ class Jobs:
         if isinstance(job.work, Load):
             valid_tokens = self._ledger.complete_load(job.work, ok=moved, told=job.was_told)
             ok = valid_tokens == job.work.hit_tokens and error is None
-            if not ok and not job.was_told:
+            if not ok and not job.was_told and job.ended is None:
                 self._failed.append(job)
             why = why or ("" if ok else _why_not(job.work))
             self.load_seconds.add(time.monotonic() - job.issued_at)

@@ -96,10 +96,13 @@ class ARC:
         capacity = max(1, self._num_slots)
         sizes = self._ghosts.size(0, capacity), self._ghosts.size(1, capacity)
         from_once, from_again = self._ghosts.take(fingerprints, capacity)
+        came_back = from_once | from_again
+        if not np.count_nonzero(came_back):
+            return came_back
         up = np.count_nonzero(from_once) * max(1.0, sizes[1] / max(1, sizes[0]))
         down = np.count_nonzero(from_again) * max(1.0, sizes[0] / max(1, sizes[1]))
         self._target = min(max(0.0, self._target + up - down), float(capacity))
-        return from_once | from_again
+        return came_back
 
     def _balance(self) -> None:
         most = max(0.0, self._num_slots - self._target)

@@ -97,17 +97,15 @@ class Books:
         if not len(slots):
             return
         chunks, spaces = self.chunks, self.namespaces
-        writing = chunks.writing[slots]
-        found = slots[~writing] if np.count_nonzero(writing) else slots
-        self._uncount(spaces.held, slots)
-        self._uncount(spaces.resident, found)
-        if self.num_stale:
-            self.num_stale -= int(np.count_nonzero(self.past(slots)))
+        is_found = ~chunks.writing[slots]
+        is_current = ~self.past(slots) if self.num_stale else np.ones(len(slots), bool)
+        self.num_stale -= len(slots) - int(np.count_nonzero(is_current))
+        for table, some in ((spaces.held, slots[is_current]), (spaces.resident, slots[is_current & is_found])):
+            spaces.count((table,), chunks.namespace[some], chunks.group_idx[some], -1)
         self.index.remove(slots)
         chunks.indexed[slots] = False
         self.policy.remove(slots, evicted=reason == "evicted")
-        if len(found):
-            self._tell("removed", reason, found)
+        self._tell("removed", reason, slots[is_found])
 
     def evict(self, slots: np.ndarray) -> None:
         """Hides and frees chunks to make room for others."""
@@ -170,14 +168,8 @@ class Books:
         self.hide(stale, "invalidated")
         self.free(stale)
 
-    def _uncount(self, table: np.ndarray, slots: np.ndarray) -> None:
-        """Takes chunks from a table of the namespaces that does not count stale ones."""
-        if self.num_stale:
-            slots = slots[~self.past(slots)]
-        self.namespaces.count((table,), self.chunks.namespace[slots], self.chunks.group_idx[slots], -1)
-
     def _tell(self, kind: Literal["stored", "removed"], reason: Reason | Literal[""], slots: np.ndarray) -> None:
-        if self.on_change is not None:
+        if self.on_change is not None and len(slots):
             chunks = self.chunks
             self.on_change(
                 Change(kind, reason, self.keys(slots), chunks.group_idx[slots].copy(), chunks.chunk_idx[slots].copy())

@@ -27,13 +27,13 @@ class IdAllocator:
         """Returns `num_ids` ids, `int32`, owned by the caller. Requires that so many are free."""
         assert num_ids <= self.num_free, "more ids taken than are free"
         again = min(num_ids, self._num_returned)
-        fresh = num_ids - again
-        taken = np.empty(num_ids, np.int32)
-        taken[:again] = self._returned[self._num_returned - again : self._num_returned][::-1]
-        taken[again:] = np.arange(self._next_fresh, self._next_fresh + fresh)
+        taken = self._returned[self._num_returned - again : self._num_returned][::-1].copy()
         self._num_returned -= again
-        self._next_fresh += fresh
-        return taken
+        if again == num_ids:
+            return taken
+        fresh = np.arange(self._next_fresh, self._next_fresh + num_ids - again, dtype=np.int32)
+        self._next_fresh += len(fresh)
+        return np.concatenate([taken, fresh])
 
     def give(self, ids: np.ndarray) -> None:
         """Takes back ids that `take` handed out."""

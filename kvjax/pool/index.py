@@ -13,7 +13,7 @@ _MULTIPLIERS = np.random.default_rng(0).integers(0, 2**63, _MOST_WORDS, dtype=np
 
 
 def fingerprints(keys: Sequence[bytes]) -> np.ndarray:
-    """Returns a `uint64` for each key, never 0, that is equal for equal keys and hardly ever for others.
+    """Returns a `uint64` for each key that is equal for equal keys and hardly ever for others.
 
     Of keys that are hashes already it mixes 32-bit words: their sum, each times an odd constant.
     """
@@ -24,8 +24,7 @@ def fingerprints(keys: Sequence[bytes]) -> np.ndarray:
     if lengths != {4 * num_words}:
         keys = [key.ljust(4 * num_words, b"\0") for key in keys]
     words = np.frombuffer(b"".join(keys), "<u4").reshape(len(keys), num_words)[:, :_MOST_WORDS].astype(np.uint64)
-    mixed = words @ _MULTIPLIERS[: words.shape[1]]
-    return mixed | (mixed == 0)
+    return words @ _MULTIPLIERS[: words.shape[1]]
 
 
 class KeyIndex:

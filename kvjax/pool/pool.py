@@ -214,7 +214,7 @@ class ChunkPool:
         if books.num_stale:
             books.drop_stale(np.unique(found))
             found[~self._chunks.indexed[found]] = -1
-        first = _first_places(keys)
+        first = _first_places(keys, prints)
         absent = found < 0
         places = np.flatnonzero(absent) if first is None else first[absent[first]]
         missing = int(self._chunks.widths[groups[places]].sum()) - self.num_free_units
@@ -376,9 +376,10 @@ def _mask(ok: bool | np.ndarray, length: int) -> np.ndarray:
     return np.broadcast_to(mask, (length,))
 
 
-def _first_places(keys: Sequence[bytes]) -> np.ndarray | None:
+def _first_places(keys: Sequence[bytes], prints: np.ndarray) -> np.ndarray | None:
     """The places at which each key stands first, ascending; `None` if no key is there twice."""
-    if len(set(keys)) == len(keys):
+    ordered = np.sort(prints)
+    if not np.count_nonzero(ordered[1:] == ordered[:-1]):
         return None
     first: dict[bytes, int] = {}
     for place, key in enumerate(keys):

@@ -44,7 +44,8 @@ def touch(pool: ChunkPool, *names: object, ranks=None, access: int | None = None
 
 
 def snapshot(pool: ChunkPool) -> dict:
-    """All that the pool knows, deeply copied and comparable; refusals are counted, and that may change."""
+    """All that the pool knows, deeply copied and comparable, but what may change: refusals are counted, and which
+    entries of a list leave at once is remembered."""
 
     def plain(value):
         if isinstance(value, np.ndarray):
@@ -58,7 +59,7 @@ def snapshot(pool: ChunkPool) -> dict:
         if hasattr(value, "__dict__"):
             return plain(vars(value))
         if hasattr(value, "__slots__"):
-            return plain({name: getattr(value, name) for name in value.__slots__})
+            return plain({name: getattr(value, name) for name in value.__slots__ if name != "sets"})
         return copy.deepcopy(value)
 
     return plain(pool)
