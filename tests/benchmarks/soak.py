@@ -275,7 +275,7 @@ class Soak:
         except OutOfBlocksError:
             self._preempt_another(one)
             return
-        store = self.engine.store(served)
+        store = self.engine.store(served, frees=one.state == "computing")
         self._note(store, one)
         self.done["stores"] += 1
         if one.state == "computing":
@@ -287,9 +287,12 @@ class Soak:
                 self._cancel(store)
 
     def _preempt(self, one: Running, *, store: bool = True) -> None:
-        """Takes a request's blocks, whatever is in flight. It is admitted again later."""
+        """Takes a request's blocks, whatever is in flight. It is admitted again later. A load is given up first, as
+        others might be told to share its blocks."""
         if store and one.state != "waiting" and self._chance(0.8):
             self._note(self.engine.store(one.served, checkpoint=True), one)
+        if one.load is not None:
+            self.offloader.cancel(one.load)
         self.engine.drop_blocks(one.served)
         one.state, one.load = "waiting", None
         self.done["preemptions"] += 1

@@ -225,14 +225,15 @@ class ServingEngine:
         request.written = stop
         return stop
 
-    def store(self, request: Served, *, checkpoint: bool = False, **options: Any) -> Job:
-        """Stores, frees what no later store wants, and overwrites what it freed at once."""
+    def store(self, request: Served, *, checkpoint: bool = False, frees: bool = True, **options: Any) -> Job:
+        """Stores, frees what no later store wants, and overwrites what it freed at once. Of a request whose load is
+        under way nothing may be freed, as others may be told to share it."""
         self.flush()
         self.caches, job = self.offloader.store(
             self.caches, request.request_id, self._named(request), request.written, checkpoint=checkpoint, **options
         )
         kept = kvjax.retained_from(self.chunking, request.written)
-        for g in self.layout.cached:
+        for g in self.layout.cached if frees else ():
             group = self.layout.groups[g]
             for place in range(min(kept[group.name] // group.tokens_per_block, len(request.tables.get(g, ())))):
                 self._release(request, g, place)
