@@ -24,7 +24,9 @@ class Lookup:
             prompt's end, a junction with prompts that share a part of it, and every `checkpoint_tokens`.
         arriving: for every group with chunks to load, `(len(load), blocks in a chunk)` `int64` ids of the blocks
             into which loads of other requests, under way, restore the same chunks; -1 where none does. A request
-            that shares these blocks (in its block tables, with `share=True`) does not load them again.
+            that shares these blocks (in its block tables, with `share=True`) does not load them again. They are
+            those requests' until their jobs have results. One that ends before the load is prepared brings nothing
+            any more, and its blocks are written once more, with the same bytes.
     """
 
     hit_tokens: int

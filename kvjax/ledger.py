@@ -11,22 +11,19 @@ from typing import Any, Literal
 import numpy as np
 
 from kvjax._checks import integer
-from kvjax.admission import AskedSketch
-from kvjax.chain import Chain, ReadyChunks
 from kvjax.checkpoints import checkpoint_spacing
 from kvjax.chunking import Chunking
-from kvjax.coverage import Asked, Hit, asked, hit_of, next_cut, restorable_of, stored_positions
+from kvjax.coverage import Hit, next_cut, restorable_of
 from kvjax.handles import LedgerCounts, Load, Lookup, Store
 from kvjax.keys import HASH_BYTES, namespace_of
 from kvjax.loading import Loads
+from kvjax.lookups import Lookups
 from kvjax.packing import Units
-from kvjax.plan import NULL_BLOCK, GroupMoves, block_table, check_range
-from kvjax.pool import ChunkPool, Policy, Reservation
-from kvjax.pool.pool import fingerprints
+from kvjax.pool import ChunkPool, Policy
 from kvjax.positions import Restorable, check_all
 from kvjax.requests import Limits, Request
-from kvjax.retention import junction, ranks_above
-from kvjax.storing import Chosen, StoreChooser, sound_from
+from kvjax.stores import Stores, rows_ok
+from kvjax.storing import StoreChooser
 
 _MOST_NAMESPACES = 1024  # that are remembered, so that each lookup does not fingerprint the layout
 # Chunks below a hit, not needed for it, that a later call looks for at most.
@@ -49,28 +46,6 @@ def pool_units(chunking: Chunking, units: Units, host_bytes: int) -> int:
             f"{chunking.layout.groups[largest].name!r}: {least} bytes, got {budget}"
         )
     return budget // units.unit_bytes
-
-
-def _last_places(table: np.ndarray) -> np.ndarray:
-    """Returns the table with a block named twice left in its last place only: it was re-used, and holds that."""
-    _, from_end = np.unique(table[::-1], return_index=True)
-    only_last = np.full_like(table, NULL_BLOCK)
-    last = len(table) - 1 - from_end
-    only_last[last] = table[last]
-    return only_last
-
-
-def _rows_ok(ok: bool | Mapping[int, np.ndarray], moves: GroupMoves) -> np.ndarray:
-    """Returns a mask of the rows of a plan's moves that went well."""
-    if isinstance(ok, (bool, np.bool_)):
-        return np.full(moves.num_chunks, bool(ok))
-    mask = np.asarray(ok[moves.group_idx]) if isinstance(ok, Mapping) and moves.group_idx in ok else None
-    if mask is None or mask.dtype != bool or mask.shape != (moves.num_chunks,):
-        raise ValueError(
-            f"`ok` must be a bool, or hold a boolean mask of {moves.num_chunks} rows for group {moves.group_idx}, "
-            f"got {ok!r}"
-        )
-    return mask
 
 
 def _check_hashable(request_id: Any) -> None:
@@ -120,13 +95,22 @@ class Ledger:
         self.checkpoint_tokens = checkpoint_spacing(chunking, checkpoint_tokens)
         self.store_after = integer(store_after, "store_after", at_least=1)
         self.pool = ChunkPool(pool_units(chunking, units, host_bytes), units.units_per_chunk, policy)
-        self._chooser = StoreChooser(chunking, units, self.pool, self.resume_multiple, admits=self.store_after > 1)
-        self.counts = LedgerCounts(np.zeros(len(chunking.layout.groups), np.int64), self._chooser.dropped)
-        self._asked = AskedSketch() if self.store_after > 1 else None
+        chooser = StoreChooser(chunking, units, self.pool, self.resume_multiple, admits=self.store_after > 1)
+        self.counts = LedgerCounts(np.zeros(len(chunking.layout.groups), np.int64), chooser.dropped)
         self._namespaces: dict[str | bytes, bytes] = {}
         self._requests: dict[Hashable, Request] = {}
+        self._lookups = Lookups(
+            chunking,
+            self.pool,
+            chooser,
+            resume_multiple=self.resume_multiple,
+            checkpoint_tokens=self.checkpoint_tokens,
+            store_after=self.store_after,
+        )
         self._loads = Loads(chunking, units, self.pool, self._requests)
-        self._stores: dict[Store, None] = {}  # under way, in the order in which they were prepared
+        self._stores = Stores(
+            chunking, self.pool, chooser, self._lookups, self._loads, self.counts, self.resume_multiple
+        )
 
     # --- a request ------------------------------------------------------------------------------------
 
@@ -179,42 +163,25 @@ class Ledger:
         _check_hashable(request_id)
         limits = Limits.of(max_store_tokens, max_load_tokens, skip)
         others = check_all(ranks, "ranks")
-        request = self._new_request(salt, token_ids, hashes, num_tokens, limits)
+        request = self._lookups.new_request(self.namespace(salt), token_ids, hashes, num_tokens, limits)
         try:
-            asked_for = self._asked_for(request, device_tokens)
+            hit, on_device = self._lookups.find(request, device_tokens, others)
         except BaseException:
             self.pool.namespaces.close(request.space)
             raise
-        floor = asked_for.floor if asked_for.floor else self._alone(asked_for)
-        most = None if limits.load_tokens is None else floor + limits.load_tokens
-        hit = hit_of(asked_for, others, most)
-        request.hit, request.hit_tokens = hit, hit.hit_tokens
-        request.device_tokens = dict(device_tokens) if isinstance(device_tokens, Mapping) else int(device_tokens)
-        request.fallback = floor
-        request.sound_from = sound_from(self.chunking, [hit.hit_tokens, floor])
-        ready = {g: ReadyChunks(chain, self.pool) for g, chain in request.chains.items()}
-        request.checkpoints = {request.num_tokens}
-        shared = junction(self.chunking, request.num_tokens, ready)
-        if shared > hit.hit_tokens:
-            request.checkpoints.add(shared)
-        request.add_checkpoints(self.checkpoint_tokens, hit.hit_tokens)
         before = self._requests.get(request_id)
-        again = before is not None and self._take_over(request, before)
+        again = before is not None and self._lookups.take_over(request, before)
         if before is not None:
-            self._forget(before)
-        if self._asked is not None:
-            self._ask(request, self._asked)
+            self._lookups.forget(before)
         self._requests[request_id] = request
-        request.pins = self.pool.pin(self._slots_to_load(request, hit))
-        request.access = self.pool.new_access()
-        self._name_all(request)
+        self._lookups.register(request)
         self.counts.lookups += not again
         self.counts.lookup_tokens += 0 if again else request.num_tokens
         self.counts.hit_tokens += max(0, hit.hit_tokens - request.counted_hit)
         request.counted_hit = max(request.counted_hit, hit.hit_tokens)
         return Lookup(
             hit_tokens=hit.hit_tokens,
-            device_tokens=max(asked_for.device.values()),
+            device_tokens=on_device,
             load=hit.load,
             load_bytes=self._load_bytes(hit),
             limited_by=hit.limited_by,
@@ -235,9 +202,9 @@ class Ledger:
 
         Arguments and errors are those of `lookup`; nothing is registered or touched.
         """
-        request = self._new_request(salt, token_ids, hashes, num_tokens, Limits())
+        request = self._lookups.new_request(self.namespace(salt), token_ids, hashes, num_tokens, Limits())
         try:
-            return restorable_of(self._asked_for(request, device_tokens))
+            return restorable_of(self._lookups.asked_for(request, device_tokens))
         finally:
             self.pool.namespaces.close(request.space)
 
@@ -307,7 +274,7 @@ class Ledger:
         Raises:
             ValueError: the request is unknown or was finished before.
         """
-        self._forget(self._request(request_id))
+        self._lookups.forget(self._request(request_id))
         del self._requests[request_id]
 
     # --- loads ----------------------------------------------------------------------------------------
@@ -358,7 +325,7 @@ class Ledger:
             ValueError: the load was not prepared here, or was completed before; or it did not fail, and one that it
                 shares is still open.
         """
-        masks = {moves.group_idx: _rows_ok(ok, moves) for moves in load.plan.moves}
+        masks = {moves.group_idx: rows_ok(ok, moves) for moves in load.plan.moves}
         valid = self._loads.complete(load, masks, failed=ok is False, told=told)
         for g, good in masks.items():
             self.counts.loaded_by_group[g] += int(np.count_nonzero(good))
@@ -413,68 +380,9 @@ class Ledger:
                 short or with ids out of range.
         """
         request = self._request(request_id)
-        written = integer(num_tokens, "num_tokens", at_least=0)
-        if written > request.num_tokens:
-            raise ValueError(
-                f"`num_tokens` must be at most the {request.num_tokens} tokens that request {request_id!r} has, "
-                f"got {written}"
-            )
-        tables = self._checked_tables(block_tables, written, num_blocks)
-        chosen: list[Chosen] = []
-        wants: tuple[int, ...] = ()
-        if checkpoint and written:
-            request.checkpoints.add(written)
-        if checkpoint or self._completes_a_chunk(request.stored_at, written):
-            wants = tuple(sorted(request.checkpoints))
-            if self._may_store(request, wants, written):
-                self._look_further(request)
-                tables = {g: _last_places(table) for g, table in tables.items()}
-                due = self._due(wants, written)
-                chosen, served = self._reserve(request, due, tables, written, renew=checkpoint)
-                settled = all(part.settled for part in chosen)
-                request.checkpoints -= {position for position in served if position <= written and settled}
-                if len(served) == len(due):
-                    request.stored_at = written
-        self.counts.chunks_declined = self._chooser.num_declined
-        reservations = tuple(part.reservation for part in chosen)
-        try:
-            names = self.chunking.layout.names
-            plan, epochs = self._chooser.plan(chosen, {names[g]: table for g, table in tables.items()}, num_blocks)
-        except BaseException:
-            self._roll_back(request, reservations, wants)
-            raise
-        store = Store(request_id, plan, reservations, epochs, request, wants, list(request.loads))
-        self._stores[store] = None
-        return store
-
-    def _reserve(
-        self, request: Request, due: list[int], tables: Mapping[int, np.ndarray], written: int, *, renew: bool
-    ) -> tuple[list[Chosen], list[int]]:
-        """Reserves for all checkpoints at once; where there is no room for all, for the first ones that have some."""
-        together = self._chooser.reserve(request, due, tables, written, renew=renew) if due else None
-        if together is not None or len(due) < 2:
-            return ([together], due) if together is not None else ([], [])
-        chosen: list[Chosen] = []
-        for position in due:
-            reserved = self._chooser.reserve(request, [position], tables, written, renew=renew)
-            if reserved is None:
-                break  # no room: what a later checkpoint wants has none either
-            chosen.append(reserved)
-        return chosen, due[: len(chosen)]
-
-    def _due(self, checkpoints: tuple[int, ...], written: int) -> list[int]:
-        """The checkpoints of which something may be lost unless it is stored now, and the last one.
-
-        What a checkpoint serves are positions S <= R. Until the engine is past S, the windows before S and R are
-        in its blocks, and their states are to come. Only full groups are stored ahead, and the last checkpoint
-        wants all of them.
-        """
-        due = [position for position in checkpoints if position <= written]
-        for position in checkpoints[len(due) :]:  # S grows with the checkpoint
-            if stored_positions(self.chunking, position, resume_multiple=self.resume_multiple)[0] > written:
-                break
-            due.append(position)
-        return due if due and due[-1] == checkpoints[-1] else [*due, checkpoints[-1]] if checkpoints else []
+        return self._stores.prepare(
+            request_id, request, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=num_blocks
+        )
 
     def complete_store(self, store: Store, *, ok: bool | Mapping[int, np.ndarray]) -> bool:
         """Ends a store: its chunks are found from now on, or, if it failed, never were.
@@ -493,28 +401,7 @@ class Ledger:
             ValueError: the store was not prepared here, or was completed before; or it did not fail, and a load of
                 its request that was under way when it was prepared still is.
         """
-        if not isinstance(store, Store) or store not in self._stores:
-            raise ValueError("a store must be one that was prepared here and not completed yet")
-        if ok is not False and not self.may_complete(store):
-            raise ValueError("a store must be completed after the loads of its request that were under way before it")
-        masks = {moves.group_idx: _rows_ok(ok, moves) for moves in store.plan.moves}
-        if any(self._loads.failed(load) for load in store.after):
-            masks = {g: np.zeros_like(mask) for g, mask in masks.items()}
-        del self._stores[store]
-        written = np.concatenate([np.empty(0, np.int64), *(store.epochs[g][mask] for g, mask in masks.items())])
-        before = self.pool.counts.stored_by_group.copy()
-        for reservation in store.reservations:
-            self.pool.complete_store(reservation, ok=np.isin(reservation.epochs, written))
-        published = self.pool.counts.stored_by_group - before
-        self.counts.chunks_stored += int(published.sum())
-        self.counts.bytes_stored += sum(
-            number * (size or 0) for number, size in zip(published.tolist(), self.chunking.chunk_bytes, strict=True)
-        )
-        good = all(mask.all() for mask in masks.values())
-        if not good:
-            self.counts.stores_failed += 1
-            self._ask_again(store.request, store.checkpoints)
-        return good
+        return self._stores.complete(store, ok=ok)
 
     def depends(self, store: Store, load: Load) -> None:
         """Says that a store that was prepared before a load is computed from what it restores, as in one step: it is
@@ -572,8 +459,9 @@ class Ledger:
         pins = [request.pins for request in self._requests.values() if request.pins is not None]
         pins += self._loads.open_pins()
         assert self.pool.open_pins() == set(pins), "every pin belongs to a request or to a load under way"
-        stores = [reservation for store in self._stores for reservation in store.reservations]
-        assert self.pool.open_reservations() == set(stores), "every reservation belongs to a store under way"
+        assert self.pool.open_reservations() == set(self._stores.open_reservations()), (
+            "every reservation belongs to a store under way"
+        )
 
     # --- parts ----------------------------------------------------------------------------------------
 
@@ -583,139 +471,8 @@ class Ledger:
             raise ValueError(f"`request_id` must be one that was looked up and not finished, got {request_id!r}")
         return request
 
-    def _new_request(
-        self,
-        salt: str | bytes,
-        token_ids: Any,
-        hashes: Sequence[Any] | None,
-        num_tokens: int | None,
-        limits: Limits,
-    ) -> Request:
-        """A request with its keys, whose handle of its namespace is open."""
-        name = self.namespace(salt)
-        own: list[bytes] = []
-        chains = {g: Chain(self.pool, self.chunking, g, name, own) for g in self.chunking.layout.cached}
-        request = Request(name, 0, 0, chains, limits, hashes=own)
-        request.extend(self.chunking, token_ids, hashes, num_tokens)
-        if not request.num_tokens:
-            raise ValueError("`token_ids` must hold at least one token, got none")
-        request.space = self.pool.namespaces.open(name)
-        request.generation = int(self.pool.namespaces.generation[request.space])
-        return request
-
-    def _asked_for(self, request: Request, device_tokens: int | Mapping[str, int]) -> Asked:
-        ready = {g: ReadyChunks(chain, self.pool) for g, chain in request.chains.items()}
-        return asked(self.chunking, request.num_tokens, ready, device_tokens, self.resume_multiple)
-
-    def _alone(self, asked_for: Asked) -> int:
-        """The position from which a request goes on if nothing is loaded, where the groups' device prefixes differ."""
-        held = {self.chunking.layout.groups[g].name: tokens for g, tokens in asked_for.device.items()}
-        if not any(held.values()):
-            return 0
-        return hit_of(asked(self.chunking, asked_for.total, {}, held, self.resume_multiple)).hit_tokens
-
-    def _take_over(self, request: Request, before: Request) -> bool:
-        """Whether a request that is looked up again goes on with what it was; then what it asked for is known."""
-        units = min(len(request.hashes), len(before.hashes))
-        if units and request.hashes[units - 1] != before.hashes[units - 1]:
-            return False
-        request.counted_hit = before.counted_hit
-        request.num_asked = {g: min(number, len(request.chains[g])) for g, number in before.num_asked.items()}
-        request.num_admitted = {g: min(number, len(request.chains[g])) for g, number in before.num_admitted.items()}
-        for g, chain in request.chains.items():
-            chain.asked_like(before.chains[g], min(len(chain), len(before.chains[g])))
-        return True
-
-    def _forget(self, request: Request) -> None:
-        if request.pins is not None:
-            self.pool.unpin(request.pins)
-        request.pins = request.hit = None
-        self.pool.namespaces.close(request.space)
-
-    def _name_all(self, request: Request) -> None:
-        """One access of the request to all of its chunks that are known to be resident."""
-        chunks = {}
-        for g, chain in request.chains.items():
-            held = np.flatnonzero(chain.held())
-            chunks[g] = held[self.pool.ready(chain.slots(held))]
-        request.num_touched = sum(map(len, chunks.values()))
-        request.unlooked = request.hit_tokens
-        if request.num_touched:
-            named, request.ranked_to = ranks_above(self.chunking, chunks, 0)
-            self._chooser.touch(request, named)
-
-    def _look_further(self, request: Request) -> None:
-        """Looks for some of the chunks below the hit that the hit did not need. Once all are known, the next store
-        names them with the others."""
-        most = _LOOKED_AT_A_TIME
-        for g, chain in request.chains.items() if request.unlooked else ():
-            below = min(len(chain), request.unlooked // (self.chunking.tokens_per_chunk[g] or 1))
-            unknown = chain.not_looked(0, below)[:most]
-            chain.look(unknown)
-            most -= len(unknown)
-        if most and request.unlooked:
-            request.access = 0 if most < _LOOKED_AT_A_TIME else request.access
-            request.unlooked = 0
-
-    def _ask(self, request: Request, asked_before: AskedSketch) -> None:
-        """Counts the prompt's chunks as asked for, but for those that the request asked for before, and notes how many
-        of them, from the first one on, were asked for often enough to be stored."""
-        for g, chain in request.chains.items():
-            known = request.num_asked.get(g, 0)
-            new = np.arange(known, len(chain))
-            if not len(new):
-                continue
-            # Keys of groups differ at their end alone, which a fingerprint does not see.
-            counts = asked_before.ask(fingerprints(chain.keys(new)) + np.uint64(g))
-            rare = np.flatnonzero(counts < self.store_after)
-            if request.num_admitted.get(g, 0) == known:
-                request.num_admitted[g] = known + (int(rare[0]) if len(rare) else len(counts))
-            request.num_asked[g] = len(chain)
-
-    def _may_store(self, request: Request, checkpoints: Sequence[int], written: int) -> bool:
-        """Whether anything of the request may be stored at all."""
-        if request.generation != self.pool.namespaces.generation[request.space]:
-            self.counts.stores_outdated += any(position <= written for position in checkpoints)
-            return False
-        return request.limits.store_tokens != 0
-
-    def _roll_back(self, request: Request, reservations: Sequence[Reservation], checkpoints: Sequence[int]) -> None:
-        """Nothing of it was stored, and what the checkpoints want is asked for again by the next store."""
-        for reservation in reservations:
-            self.pool.complete_store(reservation, ok=False)
-        self._ask_again(request, checkpoints)
-
-    def _ask_again(self, request: Request, checkpoints: Sequence[int]) -> None:
-        request.checkpoints.update(checkpoints)
-        request.stored_at = 0
-
-    def _slots_to_load(self, request: Request, hit: Hit) -> np.ndarray:
-        names = self.chunking.layout.names
-        return np.concatenate([chain.slots(hit.load[names[g]]) for g, chain in request.chains.items()])
-
     def _load_bytes(self, hit: Hit) -> int:
         return sum(
             len(hit.load[self.chunking.layout.groups[g].name]) * (self.chunking.chunk_bytes[g] or 0)
             for g in self.chunking.layout.cached
         )
-
-    def _completes_a_chunk(self, before: int, written: int) -> bool:
-        """Whether any group has more complete chunks at `written` than at `before`."""
-        return any(written // tokens > before // tokens for tokens in self.chunking.tokens_per_chunk if tokens)
-
-    def _checked_tables(
-        self, block_tables: Mapping[str, Any], written: int, num_blocks: Mapping[str, int] | None
-    ) -> dict[int, np.ndarray]:
-        tables = {}
-        for g in self.chunking.layout.cached:
-            group = self.chunking.layout.groups[g]
-            table = block_table(self.chunking, g, block_tables)
-            blocks = -(-written // group.tokens_per_block)
-            if len(table) < blocks:
-                raise ValueError(
-                    f"`block_tables` of group {group.name!r} must cover {written} tokens with {blocks} blocks, "
-                    f"got {len(table)}"
-                )
-            check_range(group.name, table, (num_blocks or {}).get(group.name))
-            tables[g] = table
-        return tables

@@ -4,7 +4,6 @@ import asyncio
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
@@ -23,13 +22,13 @@ from kvjax.memory.host import check_available
 from kvjax.memory.registration import register
 from kvjax.memory.transports import granule_bytes
 from kvjax.mover import Mover, Transfer
-from kvjax.observe.changes import events_of
+from kvjax.observe.changes import EventQueue
 from kvjax.observe.events import GuardedCallback, KVEvent
 from kvjax.observe.trace import TraceWriter
 from kvjax.packing import cut_into_units, unit_bytes
-from kvjax.pool import Change, Policy
+from kvjax.pool import Policy
 from kvjax.positions import Restorable
-from kvjax.stats import GroupStats, Stats
+from kvjax.stats import Stats, stats_of
 
 _LOG = logging.getLogger(__name__)
 # How long a wait with a limit sleeps between two looks, at first and at most.
@@ -100,7 +99,7 @@ class Offloader:
         show_progress: bool | None = None,
     ):
         self._deadline_s = seconds(deadline_s, "deadline_s")
-        self._callback = None if on_event is None else GuardedCallback(on_event)
+        callback = None if on_event is None else GuardedCallback(on_event)
         self.chunking = resolve_chunking(
             layout, blocks_per_chunk=blocks_per_chunk, block_size=block_size, min_chunk_bytes=min_chunk_bytes
         )
@@ -132,11 +131,10 @@ class Offloader:
         self._jobs = Jobs(self.ledger, self._revive)
         self._lock = threading.RLock()
         self._depth = 0  # calls of this offloader, one within the other, that hold the lock
-        self._changes: deque[Change] = deque()
-        self._telling = threading.Lock()
+        self._events = EventQueue(self.chunking, callback)
         self._policy_error: Exception | None = None
-        if self._callback is not None:
-            self.ledger.pool.on_change = self._changes.append
+        if callback is not None:
+            self.ledger.pool.on_change = self._events.put
         self._trace = None
         if record is not None:
             unit = self.chunking.tokens_per_hash
@@ -199,7 +197,9 @@ class Offloader:
         """Starts to restore the hit of the last `lookup` into the request's blocks.
 
         All JAX work is issued when it returns: a step that takes the returned caches reads the restored
-        blocks. Blocks that the device holds, and those that nothing needs, are left as they are.
+        blocks. Blocks that the device holds, and those that nothing needs, are left as they are. The blocks stay
+        the request's until the job has its result: to give them back before, cancel the job, finish the request
+        or look it up again.
 
         Args:
             caches: the device caches; those that change are donated.
@@ -445,36 +445,7 @@ class Offloader:
         with self._locked():
             if not self._closed:
                 self._jobs.see_ended()
-            counts, pool = self.ledger.counts, self.ledger.pool
-            return Stats(
-                budget_bytes=self._host_bytes,
-                bytes_held=(pool.num_units - pool.num_free_units) * self.ledger.units.unit_bytes,
-                resident_chunks=pool.num_resident,
-                chunks_stored=counts.chunks_stored,
-                bytes_stored=counts.bytes_stored,
-                chunks_loaded=counts.chunks_loaded,
-                bytes_loaded=counts.bytes_loaded,
-                evicted_chunks=pool.counts.evicted,
-                dropped_chunks=counts.chunks_dropped,
-                chunks_not_admitted=counts.chunks_declined,
-                stale_chunks=pool.counts.stale,
-                outdated_stores=counts.stores_outdated,
-                refused_stores=pool.counts.refused,
-                shared_loads=counts.loads_shared,
-                failed_jobs=counts.loads_failed + counts.stores_failed,
-                cancelled_jobs=self._jobs.num_cancelled,
-                late_jobs=self._jobs.num_late,
-                lookups=counts.lookups,
-                lookup_tokens=counts.lookup_tokens,
-                hit_tokens=counts.hit_tokens,
-                open_requests=self.ledger.num_requests,
-                open_jobs=self._jobs.num_open,
-                given_up_jobs=self._jobs.num_given_up,
-                most_staged_bytes=self.mover.most_staged_bytes,
-                load_seconds=self._jobs.load_seconds.snapshot(),
-                store_seconds=self._jobs.store_seconds.snapshot(),
-                groups=self._group_stats(),
-            )
+            return stats_of(self.ledger, self._jobs, self._host_bytes, self.mover.most_staged_bytes)
 
     def check_integrity(self) -> None:
         """Recounts the books.
@@ -546,7 +517,7 @@ class Offloader:
                     self._note_policy_error()
         finally:
             if outermost:
-                self._tell_events()
+                self._events.tell()
 
     @contextmanager
     def _open(self) -> Iterator[None]:
@@ -554,43 +525,11 @@ class Offloader:
             self.check_open()
             yield
 
-    def _tell_events(self) -> None:
-        """Tells the events in their order. Where another thread is at it, or this one further up, that one goes on."""
-        while self._callback is not None and self._changes and self._telling.acquire(blocking=False):
-            try:
-                while self._changes:
-                    for event in events_of(self.chunking, self._changes.popleft()):
-                        self._callback(event)
-            finally:
-                self._telling.release()
-
     def _note_policy_error(self) -> None:
         error = self.ledger.pool.policy_error
         if error is not self._policy_error:
             self._policy_error = error
             _LOG.error("the policy of eviction failed; the pool goes on with LRU", exc_info=error)
-
-    def _group_stats(self) -> tuple[GroupStats, ...]:
-        counts, pool = self.ledger.counts, self.ledger.pool
-        resident, units = pool.resident_by_group().tolist(), pool.units_by_group().tolist()
-        found = []
-        for g in self.chunking.layout.cached:
-            size = self.chunking.chunk_bytes[g] or 0
-            stored, loaded = int(pool.counts.stored_by_group[g]), int(counts.loaded_by_group[g])
-            found.append(
-                GroupStats(
-                    name=self.chunking.layout.groups[g].name,
-                    resident_chunks=resident[g],
-                    bytes_held=units[g] * self.ledger.units.unit_bytes,
-                    chunks_stored=stored,
-                    bytes_stored=stored * size,
-                    chunks_loaded=loaded,
-                    bytes_loaded=loaded * size,
-                    chunks_evicted=int(pool.counts.evicted_by_group[g]),
-                    chunks_dropped=int(counts.dropped_by_group[g]),
-                )
-            )
-        return tuple(found)
 
     def _revive(self) -> None:
         """A pool that died with a program is made anew, and holds nothing."""

@@ -1,8 +1,13 @@
 """What an offloader did and holds, as one snapshot."""
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
+from kvjax.ledger import Ledger
 from kvjax.observe.durations import DurationCounts
+
+if TYPE_CHECKING:
+    from kvjax.jobs import Jobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,3 +100,60 @@ class Stats:
     load_seconds: DurationCounts
     store_seconds: DurationCounts
     groups: tuple[GroupStats, ...]
+
+
+def stats_of(ledger: Ledger, jobs: "Jobs", budget_bytes: int, most_staged_bytes: int) -> Stats:
+    """Returns what a ledger and its jobs did and hold."""
+    counts, pool = ledger.counts, ledger.pool
+    return Stats(
+        budget_bytes=budget_bytes,
+        bytes_held=(pool.num_units - pool.num_free_units) * ledger.units.unit_bytes,
+        resident_chunks=pool.num_resident,
+        chunks_stored=counts.chunks_stored,
+        bytes_stored=counts.bytes_stored,
+        chunks_loaded=counts.chunks_loaded,
+        bytes_loaded=counts.bytes_loaded,
+        evicted_chunks=pool.counts.evicted,
+        dropped_chunks=counts.chunks_dropped,
+        chunks_not_admitted=counts.chunks_declined,
+        stale_chunks=pool.counts.stale,
+        outdated_stores=counts.stores_outdated,
+        refused_stores=pool.counts.refused,
+        shared_loads=counts.loads_shared,
+        failed_jobs=counts.loads_failed + counts.stores_failed,
+        cancelled_jobs=jobs.num_cancelled,
+        late_jobs=jobs.num_late,
+        lookups=counts.lookups,
+        lookup_tokens=counts.lookup_tokens,
+        hit_tokens=counts.hit_tokens,
+        open_requests=ledger.num_requests,
+        open_jobs=jobs.num_open,
+        given_up_jobs=jobs.num_given_up,
+        most_staged_bytes=most_staged_bytes,
+        load_seconds=jobs.load_seconds.snapshot(),
+        store_seconds=jobs.store_seconds.snapshot(),
+        groups=_groups(ledger),
+    )
+
+
+def _groups(ledger: Ledger) -> tuple[GroupStats, ...]:
+    counts, pool = ledger.counts, ledger.pool
+    resident, units = pool.resident_by_group().tolist(), pool.units_by_group().tolist()
+    found = []
+    for g in ledger.chunking.layout.cached:
+        size = ledger.chunking.chunk_bytes[g] or 0
+        stored, loaded = int(pool.counts.stored_by_group[g]), int(counts.loaded_by_group[g])
+        found.append(
+            GroupStats(
+                name=ledger.chunking.layout.groups[g].name,
+                resident_chunks=resident[g],
+                bytes_held=units[g] * ledger.units.unit_bytes,
+                chunks_stored=stored,
+                bytes_stored=stored * size,
+                chunks_loaded=loaded,
+                bytes_loaded=loaded * size,
+                chunks_evicted=int(pool.counts.evicted_by_group[g]),
+                chunks_dropped=int(counts.dropped_by_group[g]),
+            )
+        )
+    return tuple(found)

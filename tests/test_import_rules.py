@@ -29,6 +29,7 @@ PURE = [
     "law",
     "ledger",
     "loading",
+    "lookups",
     "models",
     "packing",
     "plan",
@@ -36,6 +37,7 @@ PURE = [
     "positions",
     "requests",
     "retention",
+    "stores",
     "storing",
 ]
 PURE_STDLIB = {

@@ -184,4 +184,4 @@ class LedgerMachine(RuleBasedStateMachine):
 
 
 TestLedgerMachine = LedgerMachine.TestCase
-TestLedgerMachine.settings = machine_settings(60, 40)
+TestLedgerMachine.settings = machine_settings(140, 40)

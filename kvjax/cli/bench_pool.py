@@ -44,7 +44,7 @@ unit each; requests are taken at random from those that are resident. The phases
 
 "us_per_chunk" is the median call's time by the wall clock, over its chunks. "longest_call_ms" is the longest call of
 the phase, the first one included, in processor time of the calling thread: what the kernel does for it and garbage
-collection count, what other processes take does not."""
+collection count, but not a look at objects from before the benchmark (`gc.freeze`), nor what other processes take."""
 
 
 def add_parser(benches: Any) -> argparse.ArgumentParser:
@@ -149,12 +149,16 @@ class PoolLoop:
     def phases(self) -> Iterator[tuple[Sequence[str], Sequence[Times]]]:
         """Yields the names of phases that were measured together, with their times."""
         gc.collect()
-        num_fills = self._pool.num_units // CHUNKS_PER_REQUEST
-        yield ("prepare_store", "complete_store"), self._store(num_fills)
-        yield ("lookup", "touch", "prepare_load", "complete_load"), self._load()
-        yield ("prepare_store_evicting", "complete_store_full"), self._store(self._num_requests)
-        yield ("invalidate",), [self._invalidate()]
-        yield ("release",), [self._release()]
+        gc.freeze()
+        try:
+            num_fills = self._pool.num_units // CHUNKS_PER_REQUEST
+            yield ("prepare_store", "complete_store"), self._store(num_fills)
+            yield ("lookup", "touch", "prepare_load", "complete_load"), self._load()
+            yield ("prepare_store_evicting", "complete_store_full"), self._store(self._num_requests)
+            yield ("invalidate",), [self._invalidate()]
+            yield ("release",), [self._release()]
+        finally:
+            gc.unfreeze()
 
     def _store(self, num_requests: int) -> tuple[Times, Times]:
         prepare, complete = Times(), Times()

@@ -1,6 +1,8 @@
 """Changes of the pool as events."""
 
-from collections.abc import Iterator
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -25,3 +27,32 @@ def events_of(chunking: Chunking, change: Change) -> Iterator[KVEvent]:
             token_spans=tuple((start, start + tokens) for start in starts),
             reason=change.reason,
         )
+
+
+class EventQueue:
+    """Changes that were not told yet. They are put in under the lock of the books, in order, and told without it.
+
+    Args:
+        chunking: the layout and its chunks.
+        callback: told each event; `None` tells nobody.
+    """
+
+    def __init__(self, chunking: Chunking, callback: Callable[[KVEvent], object] | None):
+        self._chunking = chunking
+        self._callback = callback
+        self._changes: deque[Change] = deque()
+        self._telling = threading.Lock()
+
+    def put(self, change: Change) -> None:
+        """Adds a change."""
+        self._changes.append(change)
+
+    def tell(self) -> None:
+        """Tells the events in their order. Where another thread is at it, or this one further up, that one goes on."""
+        while self._callback is not None and self._changes and self._telling.acquire(blocking=False):
+            try:
+                while self._changes:
+                    for event in events_of(self._chunking, self._changes.popleft()):
+                        self._callback(event)
+            finally:
+                self._telling.release()

@@ -103,7 +103,13 @@ class ChunkTable:
         group_idxs = self.group_idx[slots]
         if np.count_nonzero(group_idxs == group_idxs[0]) == len(slots):
             return [(int(group_idxs[0]), slots)]
-        return [(g, slots[group_idxs == g]) for g in np.unique(group_idxs).tolist()]
+        return [(g, slots[group_idxs == g]) for g in np.flatnonzero(np.bincount(group_idxs)).tolist()]
+
+
+def distinct(slots: np.ndarray) -> np.ndarray:
+    """Returns the slots, each once, ascending. `np.unique` imports a package when it is first called."""
+    ordered = np.sort(slots)
+    return ordered[np.append(True, ordered[1:] != ordered[:-1])[: len(ordered)]]
 
 
 def _zeros(num_slots: int, dtype: npt.DTypeLike) -> np.ndarray:

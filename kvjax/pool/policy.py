@@ -12,8 +12,8 @@ class Access:
     """What one request asks for or stores, or a part of it. Arrays are parallel, one entry for each slot.
 
     Args:
-        number: of the access; a larger one is more recent. Calls with the same number are parts of one
-            access.
+        number: of the access; a larger one is more recent. Calls with the same number are parts of one access, and
+            others may come in between. No slot is named by an access older than the last one that named it.
         slots: distinct, in any order, known to the policy or new.
         ranks: within the access the highest rank leaves first, and slots of equal rank are of no use
             without each other.
@@ -38,6 +38,9 @@ class Policy(Protocol):
     A request reads its chunks from the first token on, so a chunk must not leave before those that come after
     it in its request: every access names the whole prefix that the request has in the pool, and a policy that
     keeps what is more recent, and within an access what has a lower rank, keeps prefixes that are of use.
+
+    A policy that raises in `touch` or `remove` is replaced; `victims` that raises, or names what it must not, makes
+    the store fail that needed room.
     """
 
     def touch(self, access: Access) -> None:
@@ -45,11 +48,13 @@ class Policy(Protocol):
         ...
 
     def remove(self, slots: np.ndarray, *, evicted: bool) -> None:
-        """Forgets slots, whether they made room for others (`evicted`) or were dropped. Unknown ones are ignored."""
+        """Forgets slots, whether they made room for others (`evicted`) or were dropped. Unknown ones are ignored. The
+        array is the policy's to keep."""
         ...
 
     def victims(self) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-        """Yields all slots in eviction order, as pairs `(slots, ranks)` of any length.
+        """Yields all slots in eviction order, each once, as pairs `(slots, ranks)` of arrays of integers, of any length
+        but 0.
 
         Neighbours of a pair that have equal ranks leave at once. Slots that leave at once are in one pair.
         """

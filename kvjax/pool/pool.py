@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from kvjax.pool.books import Books
+from kvjax.pool.chunks import distinct
 from kvjax.pool.index import fingerprints
 from kvjax.pool.integrity import check_books
 from kvjax.pool.lru import LRU
@@ -212,7 +213,7 @@ class ChunkPool:
         prints = fingerprints(keys)
         found = books.index.get(keys, prints)
         if books.num_stale:
-            books.drop_stale(np.unique(found))
+            books.drop_stale(distinct(found))
             found[~self._chunks.indexed[found]] = -1
         first = _first_places(keys, prints)
         absent = found < 0
@@ -313,7 +314,7 @@ class ChunkPool:
         np.subtract.at(chunks.pins, pins.slots, 1)
         gone = ~chunks.indexed[pins.slots]
         if gone.any():
-            self._books.free(np.unique(pins.slots[gone]))
+            self._books.free(distinct(pins.slots[gone]))
 
     # --- invalidation ---------------------------------------------------------------------------------
 
@@ -330,7 +331,7 @@ class ChunkPool:
         if keys is None:
             return self.invalidate_namespace(None)
         slots = self.held(keys)
-        return self.invalidate_slots(np.unique(slots[slots >= 0]))
+        return self.invalidate_slots(distinct(slots[slots >= 0]))
 
     def invalidate_slots(self, slots: np.ndarray) -> int:
         """Makes the chunks of distinct slots that are held misses at once, and returns how many they are."""

@@ -10,6 +10,7 @@ _NOT_HERE = 0  # the block of a slot that is in none
 # huge pages, and the call that first touches one waits until it is cleared.
 FIRST_SLOTS = 2**20 - 1
 _BLOCK_ENTRIES = 512  # a block takes one more access while it has fewer
+_MOST_ENTRIES = 4 * _BLOCK_ENTRIES  # late parts of old accesses make a block grow until it is split
 _MOST_BLOCKS = 16  # that are read at a time
 _SPARSE = _BLOCK_ENTRIES // 4  # entries of a block at which it is joined with the next
 _PARTS = 20  # bits of a key below the number of the access: those appended between two numbers
@@ -18,7 +19,7 @@ _PARTS = 20  # bits of a key below the number of the access: those appended betw
 class _Block:
     """Entries of consecutive accesses. Slots that left, or came again elsewhere, stay listed until it is packed."""
 
-    __slots__ = ("is_sorted", "keys", "last_key", "num_entries", "num_live", "ranks", "sets", "slots")
+    __slots__ = ("is_sorted", "keys", "last_key", "most_entries", "num_entries", "num_live", "ranks", "sets", "slots")
 
     def __init__(self, capacity: int):
         self.keys = np.empty(capacity, np.int64)
@@ -27,6 +28,7 @@ class _Block:
         self.num_entries = 0
         self.num_live = 0
         self.last_key = 0  # no entry has a larger one, and all of the next block do
+        self.most_entries = _MOST_ENTRIES  # with more it is split
         self.is_sorted = True  # by key, and the highest rank first
         self.sets: np.ndarray | None = None  # once it is packed: entries that leave at once, numbered from 0 on
 
@@ -86,8 +88,9 @@ class RecencyList:
         if np.count_nonzero(blocks == blocks[0]) == num_here:
             self._shrink(int(blocks[0]), num_here)
         else:
-            for block_id, count in zip(*np.unique(blocks, return_counts=True), strict=True):
-                self._shrink(int(block_id), int(count))
+            counts = np.bincount(blocks)
+            for block_id in np.flatnonzero(counts).tolist():
+                self._shrink(block_id, int(counts[block_id]))
 
     def holds(self, slots: np.ndarray) -> np.ndarray:
         """Returns a mask of the slots that are here."""
@@ -133,11 +136,8 @@ class RecencyList:
         return np.flatnonzero(self._block_of[: self._most_slots] != _NOT_HERE)
 
     def _blocks_of(self, slots: np.ndarray) -> np.ndarray:
-        """The block of each slot, 0 where it is in none."""
-        known = slots < len(self._block_of)
-        if np.count_nonzero(known) == len(slots):
-            return self._block_of[slots]
-        return np.where(known, self._block_of[np.where(known, slots, 0)], _NOT_HERE)
+        """The block of each slot, 0 where it is in none: the last entry, of no slot, answers for all beyond."""
+        return self._block_of.take(slots, mode="clip")
 
     def _put(self, key: int, slots: np.ndarray, ranks: np.ndarray) -> None:
         if not len(slots):
@@ -154,6 +154,8 @@ class RecencyList:
         self._place[slots] = block.append(key, slots, ranks[order])
         self.num_slots += len(slots)
         self._newest_key = max(self._newest_key, key)
+        if block.num_entries > block.most_entries:
+            self._split(block_id)
 
     def _block_for(self, key: int) -> int:
         """The block that an access belongs to; a new one if it is the newest and the last block is full."""
@@ -167,31 +169,60 @@ class RecencyList:
             if last.num_entries < _BLOCK_ENTRIES:
                 self._last_keys[-1] = last.last_key = key
                 return self._order[-1]
+        return self._new_block(at, key)
+
+    def _new_block(self, at: int, last_key: int) -> int:
         block_id = self._free_ids.pop() if self._free_ids else len(self._blocks) + 1
         self._blocks[block_id] = block = _Block(2 * _BLOCK_ENTRIES)
-        block.last_key = key
-        self._order.append(block_id)
-        self._last_keys.append(key)
+        block.last_key = last_key
+        self._order.insert(at, block_id)
+        self._last_keys.insert(at, last_key)
         return block_id
 
+    def _split(self, block_id: int) -> None:
+        """Halves a block between two accesses. One that is a single access may grow twice as large first."""
+        block = self._packed(block_id)
+        keys, num_entries = block.keys[: block.num_entries], block.num_entries
+        middle = keys[num_entries // 2]
+        cut = int(np.searchsorted(keys, middle)) or int(np.searchsorted(keys, middle, "right"))
+        block.most_entries = _MOST_ENTRIES if cut < num_entries else 2 * num_entries
+        if cut == num_entries or num_entries <= _MOST_ENTRIES:
+            return
+        self._move(block, cut, self._new_block(bisect_left(self._last_keys, block.last_key), int(keys[cut - 1])))
+        for array in (block.keys, block.ranks, block.slots):
+            array[: num_entries - cut] = array[cut:num_entries]
+        block.num_entries = block.num_live = num_entries - cut
+        block.sets = None
+        self._place[block.slots[: block.num_entries]] = np.arange(block.num_entries)
+
+    def _move(self, block: _Block, num_entries: int, into_id: int) -> None:
+        """Puts the first entries of a block that is packed into another one."""
+        first, into = slice(num_entries), self._blocks[into_id]
+        into.is_sorted = into.is_sorted and not into.num_entries
+        self._block_of[block.slots[first]] = into_id
+        self._place[block.slots[first]] = into.append(block.keys[first], block.slots[first], block.ranks[first])
+
     def _shrink(self, block_id: int, count: int) -> None:
-        """Notes that some of a block's slots left."""
+        """Notes that some of a block's slots left. Of what becomes small, neighbours are joined."""
         block = self._blocks[block_id]
         block.num_live -= count
         if block.num_live >= _SPARSE:
             return
         at = bisect_left(self._last_keys, block.last_key)
-        following = self._order[at + 1] if at + 1 < len(self._order) else None
-        if block.num_live:
-            if following is None or self._blocks[following].num_live + block.num_live > _BLOCK_ENTRIES:
-                return
-            self._packed(block_id)
-            live = slice(block.num_entries)
-            into = self._blocks[following]
-            into.is_sorted = False
-            self._block_of[block.slots[live]] = following
-            self._place[block.slots[live]] = into.append(block.keys[live], block.slots[live], block.ranks[live])
-        del self._blocks[block_id], self._order[at], self._last_keys[at]
+        if not block.num_live:
+            self._drop(at)
+            return
+        for lower in (at, at - 1):
+            if 0 <= lower < len(self._order) - 1:
+                older, newer = self._order[lower], self._order[lower + 1]
+                if self._blocks[older].num_live + self._blocks[newer].num_live <= _BLOCK_ENTRIES:
+                    packed = self._packed(older)
+                    self._move(packed, packed.num_entries, newer)
+                    self._drop(lower)
+
+    def _drop(self, at: int) -> None:
+        block_id = self._order.pop(at)
+        del self._blocks[block_id], self._last_keys[at]
         self._free_ids.append(block_id)
 
     def _packed(self, block_id: int) -> _Block:
@@ -232,8 +263,8 @@ def _sets_of(block: _Block) -> np.ndarray:
 
 
 def longer(by_slot: np.ndarray, num_slots: int) -> np.ndarray:
-    """Returns the array if it has so many entries, else one with twice as many, zeros at its end."""
-    if num_slots <= len(by_slot):
+    """Returns the array if it has more entries than there are slots, else a longer one, zeros at its end."""
+    if num_slots < len(by_slot):
         return by_slot
     grown = np.zeros(2 * num_slots, by_slot.dtype)
     grown[: len(by_slot)] = by_slot

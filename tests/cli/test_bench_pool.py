@@ -1,6 +1,7 @@
 """`kvjax bench pool`: its rows, what its phases do to the pool, and what it refuses."""
 
 import argparse
+import gc
 
 import pytest
 
@@ -88,6 +89,14 @@ def test_phases_do_what_they_are_named_for(policy):
     ]
     assert pool.open_pins() == set()
     assert pool.policy_error is None
+
+
+def test_the_garbage_collector_is_left_as_it_was():
+    gc.unfreeze()
+    for _ in PoolLoop("lru", CHUNKS_PER_REQUEST, 1).phases():
+        assert gc.get_freeze_count() > 0
+        assert gc.isenabled()
+    assert gc.get_freeze_count() == 0
 
 
 def test_a_call_is_timed_by_both_clocks(monkeypatch):

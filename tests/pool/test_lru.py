@@ -60,6 +60,7 @@ def test_the_order_equals_a_sort(calls, ages, block_entries):
     """Calls are accesses of their own, or parts of earlier ones; blocks hold one access or many."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recency, "_BLOCK_ENTRIES", block_entries)
+        patch.setattr(recency, "_MOST_ENTRIES", 4 * block_entries)
         patch.setattr(recency, "_SPARSE", max(1, block_entries // 2))
         policy, last = LRU(), {}
         for number, ((name, slots), age) in enumerate(zip(calls, ages, strict=False), start=10):
@@ -97,3 +98,43 @@ def test_blocks_of_which_little_is_left_are_joined():
             remove(policy, number)
     assert len(policy._list._blocks) <= 3
     assert order(policy) == [[slot] for slot in range(0, 20_000, 100)]
+
+
+def test_slots_beyond_those_that_there_was_room_for_are_known(monkeypatch):
+    monkeypatch.setattr(recency, "FIRST_SLOTS", 4)
+    policy = LRU()
+    touch(policy, {3: 0})
+    assert policy._list.holds(np.array([3, 4, 100])).tolist() == [True, False, False]
+    touch(policy, {7: 0, 40: 1})
+    remove(policy, 3, 99)
+    assert order(policy) == [[40], [7]]
+
+
+def test_a_block_of_which_little_is_left_is_joined_with_the_next():
+    policy = LRU()
+    for number in range(5 * recency._BLOCK_ENTRIES):
+        touch(policy, {number: 0}, number=number)
+    gone = [number for number in range(3 * recency._BLOCK_ENTRIES) if number % 16]
+    remove(policy, *gone)
+    kept = sorted(set(range(5 * recency._BLOCK_ENTRIES)) - set(gone))
+    assert len(policy._list._blocks) == 3  # of five
+    assert order(policy) == [[slot] for slot in kept]
+
+
+@pytest.mark.parametrize("num_requests", [1, 7, 300])
+def test_blocks_stay_small_while_old_requests_go_on(num_requests):
+    """Requests decode in turns, each under the number of its first access, and others come after them."""
+    policy = LRU()
+    for number in range(num_requests + 2000):
+        touch(policy, {number: 0}, number=number)
+    slot = num_requests + 2000
+    expected = {number: [number] for number in range(num_requests)}
+    for position in range(1, 6000 // num_requests):
+        for number in range(num_requests):
+            touch(policy, {slot: position}, number=number)
+            expected[number].append(slot)
+            slot += 1
+    largest = max(len(slots) for slots in expected.values())
+    assert max(block.num_entries for block in policy._list._blocks.values()) <= max(recency._MOST_ENTRIES, 2 * largest)
+    flat = [slot for together in order(policy) for slot in together]
+    assert flat[: slot - 2000] == [slot for number in range(num_requests) for slot in reversed(expected[number])]
