@@ -20,6 +20,7 @@ from kvjax._search import PositionSet, in_common, largest, smallest
 from kvjax.chunking import Chunking
 from kvjax.groups import FullAttention, Kind, Recurrent
 from kvjax.law import needed as needed
+from kvjax.law import needed_from as needed_from
 from kvjax.law import reach as reach
 from kvjax.law import required as required
 from kvjax.law import restorable_spans as restorable_spans

@@ -46,7 +46,7 @@ class LedgerCounts:
         loaded_by_group: chunks restored.
         dropped_by_group: chunks that could not be stored as a block was freed before they were complete.
         lookups: requests looked up; one that is looked up again before it is finished counts once.
-        lookup_tokens: their prompts' tokens.
+        lookup_tokens: their prompts' tokens; of a request that is looked up again with more, those, too.
         hit_tokens: of those, tokens that need no computing: of each request, the most that a lookup found.
         chunks_stored: chunks that became resident.
         bytes_stored: their bytes, without padding.

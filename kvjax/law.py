@@ -38,6 +38,21 @@ def needed(kind: Kind, position: int) -> tuple[int, int]:
             return (0, 0)
 
 
+def needed_from(kind: Kind, positions: np.ndarray) -> np.ndarray:
+    """Returns the first token of `needed` for each of some positions above 0; of scratch, the positions themselves."""
+    match kind:
+        case FullAttention():
+            return np.zeros_like(positions)
+        case SlidingWindow(window_tokens):
+            return np.maximum(0, positions - (window_tokens - 1))
+        case ChunkedLocal(chunk_tokens):
+            return positions // chunk_tokens * chunk_tokens
+        case Recurrent():
+            return positions - 1
+        case Scratch():
+            return positions
+
+
 def required(group: GroupSpec, position: int) -> tuple[int, int]:
     """Returns `needed` extended by the group's lookahead: the tokens that must be resident."""
     start, stop = needed(group.kind, position)

@@ -176,8 +176,9 @@ class Ledger:
         self._requests[request_id] = request
         self._lookups.register(request)
         self.counts.lookups += not again
-        self.counts.lookup_tokens += 0 if again else request.num_tokens
+        self.counts.lookup_tokens += max(0, request.num_tokens - request.counted_tokens)
         self.counts.hit_tokens += max(0, hit.hit_tokens - request.counted_hit)
+        request.counted_tokens = max(request.counted_tokens, request.num_tokens)
         request.counted_hit = max(request.counted_hit, hit.hit_tokens)
         return Lookup(
             hit_tokens=hit.hit_tokens,

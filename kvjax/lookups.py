@@ -12,7 +12,7 @@ from kvjax.coverage import Asked, Hit, asked, hit_of
 from kvjax.pool import ChunkPool, fingerprints
 from kvjax.positions import Restorable
 from kvjax.requests import Limits, Request
-from kvjax.retention import junction, ranks_above
+from kvjax.retention import junction, of_use, ranks_above
 from kvjax.storing import StoreChooser, sound_from
 
 # Chunks below a hit, not needed for it, that a later call looks for at most.
@@ -124,7 +124,7 @@ class Lookups:
         units = min(len(request.hashes), len(before.hashes))
         if units and request.hashes[units - 1] != before.hashes[units - 1]:
             return False
-        request.counted_hit = before.counted_hit
+        request.counted_tokens, request.counted_hit = before.counted_tokens, before.counted_hit
         request.num_asked = {g: min(number, len(request.chains[g])) for g, number in before.num_asked.items()}
         request.num_admitted = {g: min(number, len(request.chains[g])) for g, number in before.num_admitted.items()}
         for g, chain in request.chains.items():
@@ -143,7 +143,8 @@ class Lookups:
         self._name_all(request)
 
     def _name_all(self, request: Request) -> None:
-        """One access of the request to all of its chunks that are known to be resident."""
+        """One access of the request to those of its chunks that are known to be resident and of use to it. What serves
+        no position any more stays as old as it is."""
         chunks = {}
         for g, chain in request.chains.items():
             held = np.flatnonzero(chain.held())
@@ -152,7 +153,8 @@ class Lookups:
         request.unlooked = request.hit_tokens
         if request.num_touched:
             named, request.ranked_to = ranks_above(self.chunking, chunks, 0)
-            self._chooser.touch(request, named)
+            useful = {g: of_use(self.chunking, g, *ranked) for g, ranked in named.items()}
+            self._chooser.touch(request, {g: (c[useful[g]], ranks[useful[g]]) for g, (c, ranks) in named.items()})
 
     def look_further(self, request: Request) -> None:
         """Looks for some of the chunks below the hit that the hit did not need. Once all are known, the next store

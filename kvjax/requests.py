@@ -65,7 +65,8 @@ class Request:
         dropped: chunks that were wanted and lost a block before they could be stored, by `group_idx`.
         hit: of the last lookup, until it is loaded.
         hit_tokens: of the last lookup.
-        counted_hit: what of its hits is in the counts.
+        counted_tokens: what of its tokens is in the counts.
+        counted_hit: what of its hits is.
         device_tokens: of the last lookup.
         fallback: the position from which the request goes on if nothing is loaded.
         pins: what a load of the hit would read.
@@ -95,6 +96,7 @@ class Request:
     dropped: dict[int, set[int]] = field(default_factory=dict)
     hit: Hit | None = None
     hit_tokens: int = 0
+    counted_tokens: int = 0
     counted_hit: int = 0
     device_tokens: int | dict[str, int] = 0
     fallback: int = 0

@@ -17,11 +17,15 @@ from kvjax.coverage import (
     common_positions,
     largest_common,
     needed,
+    needed_from,
     required,
     resident_of,
     stored_positions,
 )
 from kvjax.groups import FullAttention, Recurrent
+
+# The rank of chunks above all positions that can be restored.
+UNRANKED = np.iinfo(np.int64).max
 
 
 def retained_from(chunking: Chunking, position: int, *, resume_multiple: int = 1) -> dict[str, int]:
@@ -113,7 +117,7 @@ def ranks_above(
     resident = {g: resident_of(chunking, g, chunks.get(g, EMPTY), 0) for g in chunking.layout.cached}
     end = max(held.end() for held in resident.values())
     firsts, lasts = common_positions(chunking, resident, min(position + 1, end), end)
-    firsts = np.append(firsts, np.iinfo(np.int64).max)
+    firsts = np.append(firsts, UNRANKED)
     ranked = {}
     for g, indices in chunks.items():
         above = _positions_above(chunking, g, indices)
@@ -121,6 +125,23 @@ def ranks_above(
         above = above[tail:]
         ranked[g] = indices[tail:], np.maximum(firsts[np.searchsorted(lasts, above)], above)
     return ranked, max(position, int(lasts[-1]) if len(lasts) else 0)
+
+
+def of_use(chunking: Chunking, group_idx: int, indices: np.ndarray, ranks: np.ndarray) -> np.ndarray:
+    """Returns a mask of the chunks that the position which is their rank requires. Others lie below it and serve
+    nothing as long as no other chunk comes, or wait for chunks above all positions.
+
+    Args:
+        chunking: the layout and its chunks.
+        group_idx: the group.
+        indices: `chunk_idx`.
+        ranks: parallel to them, as `ranks_above` returns them.
+    """
+    group = chunking.layout.groups[group_idx]
+    known = np.where(ranks < UNRANKED, ranks, 1)
+    first = needed_from(group.kind, known)
+    ends = (indices + 1) * chunk_tokens_of(chunking, group_idx)
+    return (ranks < UNRANKED) & (first < ends) & (first < known + group.lookahead_tokens)
 
 
 def _positions_above(chunking: Chunking, group_idx: int, indices: np.ndarray) -> np.ndarray:

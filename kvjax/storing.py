@@ -15,7 +15,7 @@ from kvjax.packing import Units
 from kvjax.plan import NULL_BLOCK, StorePlan, chunk_blocks, plan_store
 from kvjax.pool import ChunkPool, Reservation
 from kvjax.requests import Request
-from kvjax.retention import ranks_above
+from kvjax.retention import UNRANKED, of_use, ranks_above
 
 # An access is named whole again, as more recent, when it has grown by this share and so many chunks.
 _GROWN_BY = 0.25
@@ -163,8 +163,7 @@ class StoreChooser:
             request.chains[g].note(chunks, slots[start : start + len(chunks)])
             request.chains[g].first_asked(chunks)  # what a request stores it did not ask for
         request.ranked_to, request.access = position, number
-        left = {g: ~of_new[g] & request.chains[g].held_among(chunks) for g, (chunks, _) in named.items()}
-        self.touch(request, {g: (chunks[left[g]], ranks[left[g]]) for g, (chunks, ranks) in named.items()})
+        self._touch_old(request, {g: (chunks[~of_new[g]], ranks[~of_new[g]]) for g, (chunks, ranks) in named.items()})
         if self._pool.counts.evicted > evicted and any((held[g] & ~c.held()).any() for g, c in request.chains.items()):
             self._rank_anew(request)
         settled = bool(self._pool.ready(slots[others]).all())
@@ -208,7 +207,17 @@ class StoreChooser:
         """Orders what is left of a request's chunks: its own were among those that made room."""
         chunks = {g: np.flatnonzero(chain.held()) for g, chain in request.chains.items()}
         named, request.ranked_to = ranks_above(self._chunking, chunks, 0)
-        self.touch(request, named)
+        self._touch_old(request, named)
+
+    def _touch_old(self, request: Request, named: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> None:
+        """Names chunks that the request has stored or found before, but for those that went and those that serve no
+        position any more."""
+        left = {}
+        for g, (chunks, ranks) in named.items():
+            some = request.chains[g].held_among(chunks)
+            some &= (ranks == UNRANKED) | of_use(self._chunking, g, chunks, ranks)
+            left[g] = chunks[some], ranks[some]
+        self.touch(request, left)
 
     def touch(self, request: Request, named: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> None:
         """Tells the pool of the request's access to chunks that are held, given with their ranks by group, as

@@ -65,6 +65,20 @@ def test_evicting_from_the_highest_rank_down_leaves_every_position_below_it(pref
         assert all(searched_rank(chunking, g, int(i), usable) < rank for g, kept in left.items() for i in kept)
 
 
+@settings(max_examples=400, deadline=None)
+@given(resident_prefixes())
+def test_a_chunk_is_of_use_if_the_position_that_ranks_it_requires_it(prefix):
+    chunking, chunks = prefix
+    for g, ranks in retention.eviction_ranks(chunking, chunks).items():
+        spec = chunking.layout.groups[g]
+        for chunk_idx, rank, useful in zip(
+            chunks[g].tolist(), ranks.tolist(), retention.of_use(chunking, g, chunks[g], ranks).tolist(), strict=True
+        ):
+            held = law.held_by_chunk(spec.kind, chunking.tokens_per_chunk[g] or 0, chunk_idx)
+            known = rank < retention.UNRANKED
+            assert useful == (known and bool(law.required(spec.kind, spec.lookahead_tokens, rank) & held))
+
+
 def test_the_tail_of_a_prefix_goes_first_down_to_the_state_that_still_serves():
     """Full blocks 0 to 5 of 4 tokens and states at 8 and 16: the two blocks past 16 are useless, then everything past 8
     goes at once, then the rest."""

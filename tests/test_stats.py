@@ -94,6 +94,18 @@ def test_a_request_that_waits_is_counted_once_however_often_it_is_looked_up():
     assert tuple(np.subtract(after, before)) == (1, 17, 16)
 
 
+def test_a_preempted_request_counts_once_with_all_its_tokens():
+    """It is admitted again with what it decoded: neither its tokens nor its hit count twice, and no rate exceeds 1."""
+    served = engine(UNIFORM)
+    served.start("a", prompt(8))
+    served.prefill("a", 8, 8)
+    served.accept("a", prompt(40, 8))
+    served.prefill("a", 48, 8, checkpoint=True)
+    served.start("a", prompt(49))
+    counts = served.ledger.counts
+    assert (counts.lookups, counts.lookup_tokens, counts.hit_tokens) == (1, 49, 48)
+
+
 def test_a_host_tier_that_is_never_used_does_not_change_the_hit_rate():
     """K4: a rate with one more term below the line falls by the mere presence of the tier."""
     rates = []

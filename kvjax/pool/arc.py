@@ -9,6 +9,7 @@ from kvjax.pool.policy import Access
 from kvjax.pool.recency import FIRST_SLOTS, RecencyList, longer
 
 _GHOST_PLACES = 2**18
+_MOST_MOVED = 4  # requests that change the list in one call, so that no call pauses where the shares change at once
 
 
 class ARC:
@@ -105,6 +106,9 @@ class ARC:
         return came_back
 
     def _balance(self) -> None:
+        """Shrinks the list of what was asked for again to its share, by a few requests at a time."""
         most = max(0.0, self._num_slots - self._target)
-        while self._again.num_slots > most:
+        for _ in range(_MOST_MOVED):
+            if self._again.num_slots <= most:
+                return
             self._once.append(*self._again.take_oldest())

@@ -152,9 +152,10 @@ class ChunkPool:
 
         Chunks still being written are not counted, as nobody can have read them. Chunks that a more recent access
         named stay with that one: its request wants them, too, and what follows them there must leave before them.
+        Chunks that were invalidated meanwhile are left out.
 
         Args:
-            slots: distinct slots of chunks that are held.
+            slots: distinct slots of chunks that are held, or read.
             ranks: parallel to `slots`.
             access: from `new_access`.
             counted: parallel to `slots`, or one for all.
@@ -162,7 +163,7 @@ class ChunkPool:
         chunks = self._chunks
         read = counted & self.ready(slots)
         ranks = np.array(ranks)
-        ours = chunks.access[slots] <= access
+        ours = (chunks.access[slots] <= access) & chunks.indexed[slots]
         if np.count_nonzero(ours) == len(slots):
             slots = slots.copy()
         else:

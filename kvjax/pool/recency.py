@@ -9,9 +9,9 @@ _NOT_HERE = 0  # the block of a slot that is in none
 # Arrays by slot begin with so many entries; pages that are never touched take no memory. From 4 MiB on NumPy asks for
 # huge pages, and the call that first touches one waits until it is cleared.
 FIRST_SLOTS = 2**20 - 1
-_BLOCK_ENTRIES = 512  # a block takes one more access while it has fewer
-_MOST_ENTRIES = 4 * _BLOCK_ENTRIES  # late parts of old accesses make a block grow until it is split
-_MOST_BLOCKS = 16  # that are read at a time
+_BLOCK_ENTRIES = 256  # a block takes one more access while it has fewer
+_MOST_ENTRIES = 8 * _BLOCK_ENTRIES  # late parts of old accesses make a block grow until it is split
+_MOST_BLOCKS = 32  # that are read at a time
 _SPARSE = _BLOCK_ENTRIES // 4  # entries of a block at which it is joined with the next
 _PARTS = 20  # bits of a key below the number of the access: those appended between two numbers
 

@@ -2,8 +2,9 @@
 
     python -m tests.benchmarks.machine_steps --steps 200000 [--json]
 
-Each step is a call or several of an engine with requests that share prefixes, fail, are cancelled, evicted, preempted and
-invalidated; after each the books are recounted and every byte that was moved is compared. It stops at the first failure.
+Each step is a call or several of an engine with requests that share prefixes, fail, are cancelled, evicted, preempted
+and invalidated; after each the books are recounted and every byte that was moved is compared. It stops at the first
+failure.
 """
 
 import argparse

@@ -8,7 +8,7 @@ files import beside themselves is replaced by empty classes (see `_EMPTY`). What
 (`vllm/v1/kv_offload/cpu/manager.py`) with its policies `lru` and `arc`, called as its scheduler calls it: keys with
 their positions, one `lookup` a key, sets of keys where a transfer ends. Its events are off, as by default.
 
-Each row is a phase, see `kvjax.cli.bench_pool_phases.measure`; a call is all chunks of one request of 256.
+Each row is a phase, see `tests.benchmarks.pool_phases.measure`; a call is all chunks of one request of 256.
 """
 
 import argparse
@@ -22,11 +22,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from kvjax.cli.bench_pool_manager import PoolManager
-from kvjax.cli.bench_pool_phases import Manager, measure
 from kvjax.cli.options import integer
 from kvjax.observe.progress import progress_bar
 from kvjax.pool import LRU
+from tests.benchmarks.pool_manager import PoolManager
+from tests.benchmarks.pool_phases import Manager, measure
 
 # What vLLM's files import from outside `vllm/v1/kv_offload` and only name: in annotations, or in `get_stats`, which
 # is not called. `vllm.utils.math_utils` and `vllm.v1.metrics.cache_hit_source` are its own files.
@@ -102,7 +102,7 @@ class PeerRequest:
 
 
 class PeerManager:
-    """vLLM's `CPUOffloadingManager`; see `kvjax.cli.bench_pool_phases.Manager`."""
+    """vLLM's `CPUOffloadingManager`; see `tests.benchmarks.pool_phases.Manager`."""
 
     has_finish = True
 

@@ -176,7 +176,7 @@ class Soak:
         self.running = [one for one in self.running if one.state != "finished"]
         if self._chance(0.05):
             self.faulty.release(1)
-        if self._chance(0.003):
+        if self._chance(0.002):
             self._invalidate()
         if self.done["ticks"] % 25 == 0:
             self.check()
@@ -250,9 +250,13 @@ class Soak:
         self.done["hits"] += found.hit_tokens > 0
         if self._chance(0.02):  # looked up, never loaded; and looked up again later
             return
+        if self._chance(0.003):
+            self._invalidate()
         deadline_s = float(self.rng.choice([0.0, 0.0005, 0.005])) if self._chance(0.02) else None
         try:
-            one.load = self.engine.load(one.served, share=self._chance(0.7), deadline_s=deadline_s)
+            one.load = self.engine.load(
+                one.served, share=self._chance(0.7), fills=self._chance(0.2), deadline_s=deadline_s
+            )
         except OutOfBlocksError:
             self._preempt_another(one)
             return
@@ -338,7 +342,7 @@ class Soak:
     def _go_on(self, one: Running, result: JobResult) -> None:
         one.state = "computing"
         if one.served.written == one.served.hit_tokens:
-            self.engine.loaded(one.served, result)
+            self.engine.loaded(one.served, result, keeps=self._chance(0.5))
         else:
             assert not one.served.spoilt, "a load that did not restore all is not told to be well"
 

@@ -69,6 +69,15 @@ class TestARC(PolicyConformance):
         touch(policy, {0: 0}, counted=False)
         assert frequent(policy) == [0]
 
+    def test_a_part_of_an_access_is_not_kept_longer_than_what_the_access_named_before(self, policy):
+        """A request goes on with a chunk that left lately; what comes before it was asked for once."""
+        touch(policy, {5: 0}, number=10**6, counted=False)
+        remove(policy, 5, evicted=True)
+        touch(policy, {0: 0}, number=10**6 + 1, counted=False)
+        touch(policy, {5: 1}, number=10**6 + 1, counted=False)
+        assert frequent(policy) == []
+        assert order(policy) == [[5], [0]]
+
     def test_a_chunk_that_was_dropped_is_not_remembered(self, policy):
         touch(policy, {0: 0, 1: 0}, counted=False)
         remove(policy, 0, evicted=False)
@@ -93,6 +102,19 @@ class TestARC(PolicyConformance):
         touch(policy, {4: 0}, counted=False)
         assert frequent(policy) == [2, 3]
         assert order(policy)[-2:] == [[3], [2]]
+
+    def test_a_share_that_shrinks_at_once_is_given_up_by_and_by(self, policy):
+        """No call pauses to move thousands of requests."""
+        for slot in range(100):
+            touch(policy, {slot: 0}, counted=False)
+            touch(policy, {slot: 0})
+        policy._target = 100.0
+        touch(policy, {200: 0}, counted=False)
+        assert frequent(policy) == list(range(4, 100))
+        for slot in range(201, 230):
+            touch(policy, {slot: 0}, counted=False)
+        assert len(frequent(policy)) <= 30
+        assert order(policy)[0] == [200]
 
 
 class TestCases:

@@ -245,3 +245,38 @@ def test_what_a_policy_does_to_its_arrays_harms_nobody():
     pool.invalidate(keys("x"))
     pool.check_integrity()
     assert resident(pool, "a", "b", "c", "x", "y") == [True, False, True, False, True]
+
+
+class Recorder(LRU):
+    """Remembers what it was told."""
+
+    def __init__(self):
+        super().__init__()
+        self.named: list[list[int]] = []
+        self.removed: list[tuple[list[int], bool]] = []
+
+    def touch(self, access: Access) -> None:
+        self.named.append(access.slots.tolist())
+        super().touch(access)
+
+    def remove(self, slots: np.ndarray, *, evicted: bool) -> None:
+        self.removed.append((slots.tolist(), evicted))
+        super().remove(slots, evicted=evicted)
+
+
+def test_a_policy_hears_what_made_room_and_what_was_dropped():
+    policy = Recorder()
+    pool = ChunkPool(2, [1], policy)
+    put(pool, "a", "b")
+    put(pool, "c")
+    pool.invalidate(keys("c"))
+    assert policy.removed == [([1], True), ([1], False)]
+
+
+def test_an_access_names_no_slot_twice_where_a_chunk_of_the_request_made_room_for_another():
+    policy = Recorder()
+    pool = ChunkPool(2, [1], policy)
+    put(pool, "old", "a")
+    prepare(pool, "old", "a", "new", ranks=np.array([2, 0, 1]), kept=slots_of(pool, "a"))
+    assert policy.named[-1] == [1, 0]
+    pool.check_integrity()

@@ -319,6 +319,13 @@ class TestPins:
         put(pool, "w", "x", "y", "z")
         assert resident(pool, "a") == [False]
 
+    def test_a_chunk_pinned_twice_by_one_holder_and_invalidated_gives_its_units_back_once(self, pool):
+        put(pool, "a", "b")
+        pins = pool.pin(np.repeat(pool.find(keys("a")), 2))
+        pool.invalidate(keys("a"))
+        pool.unpin(pins)
+        assert pool.num_free_units == 3
+
 
 class TestInvalidation:
     def test_chunks_become_misses_and_their_units_are_free(self, pool):
@@ -388,6 +395,17 @@ class TestAccesses:
         pool.invalidate(keys("a"))
         pool.complete_store(prepare(pool, "b", access=old), ok=True)
         assert pool.accesses(slots_of(pool, "b")).tolist() == [old]
+
+    def test_a_chunk_invalidated_while_it_is_read_is_not_named(self, pool):
+        put(pool, "a", "b")
+        slots = slots_of(pool, "a", "b")
+        pins = pool.pin(slots)
+        pool.invalidate(keys("a"))
+        pool.touch(slots, np.arange(2), access=pool.new_access())
+        pool.check_integrity()
+        pool.unpin(pins)
+        put(pool, *"wxyz")
+        assert resident(pool, *"wxyz") == [True] * 4
 
     def test_slots_given_to_a_touch_are_not_the_policys(self, pool):
         put(pool, "a", "b")
@@ -496,6 +514,13 @@ class TestNamespaces:
         put(pool, *(f"new {n}" for n in range(19_900)))
         assert pool.counts.evicted == 0
         assert pool.num_free_units == 0
+        pool.check_integrity()
+
+    def test_a_key_given_twice_is_cleared_away_once(self, pool, monkeypatch):
+        monkeypatch.setattr(books, "_SWEPT_SLOTS", 1)
+        put(pool, "x", "y", "a")
+        pool.invalidate()
+        assert prepare(pool, "a", "a").keys == (key("a"),)
         pool.check_integrity()
 
     def test_little_is_cleared_away_at_a_time(self):

@@ -44,23 +44,20 @@ class InjectedError(RuntimeError):
     """What an injected fault raises."""
 
 
-class OneFault:
-    """One piece of one operation goes wrong, counted from now on, and no other.
+class FaultsAt:
+    """Pieces that go wrong, counted from now on for each operation.
 
     Args:
-        fault: what happens to it.
-        operation: `"store"` or `"load"`.
-        piece: which one, from 0 on.
+        faults: what happens to which piece of which operation, `"store"` or `"load"`, from 0 on.
     """
 
-    def __init__(self, fault: Fault, operation: str, piece: int):
-        self._fault, self._operation, self._left = fault, operation, piece
+    def __init__(self, faults: Mapping[tuple[str, int], Fault]):
+        self._faults = faults
+        self._issued: Counter[str] = Counter()
 
     def __call__(self, operation: str) -> Fault | None:
-        if operation != self._operation:
-            return None
-        self._left -= 1
-        return self._fault if self._left == -1 else None
+        self._issued[operation] += 1
+        return self._faults.get((operation, self._issued[operation] - 1))
 
 
 class RandomFaults:

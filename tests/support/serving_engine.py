@@ -53,6 +53,7 @@ class Served:
     found: kvjax.Lookup | None = None
     hit_tokens: int = 0  # of the last load
     on_device: int = 0  # tokens that it kept when it was looked up
+    stale: bool = False  # what it is to load was invalidated before
     spoilt: bool = False  # what it loaded is not all there, so that what it computes is garbage
 
 
@@ -165,8 +166,14 @@ class ServingEngine:
         request.seed, request.marks, request.spoilt = seed, marks_of(request.tokens, seed), False
         return request.found
 
-    def load(self, request: Served, *, share: bool = False, **options: Any) -> Job:
+    def load(self, request: Served, *, share: bool = False, fills: bool = False, **options: Any) -> Job:
         """Loads the hit. Afterwards each of its blocks is as it was or restored, and no other block has changed.
+
+        Args:
+            request: which was looked up.
+            share: take the blocks into which others load the same.
+            fills: give it blocks for all its tokens, needed or not, as engines do that know of no null block.
+            options: for `Offloader.load`.
 
         Raises:
             OutOfBlocksError: the request must give up what it has.
@@ -177,7 +184,8 @@ class ServingEngine:
         for g in self.layout.cached:
             shared = self._share(request, g) if share else set()
             places = [place for place in self.places_read(g, hit) if place not in shared and hit > request.on_device]
-            for place in places:
+            filled = range(places[0]) if fills and places and not self._is_recurrent(g) else ()
+            for place in (*places, *(place for place in filled if self._is_free(request, g, place))):
                 self._own_block(request, g, place)
             own[g] = np.array(places, np.int64)
         self.flush()
@@ -185,16 +193,25 @@ class ServingEngine:
             self.caches, request.request_id, self._named(request), share=share, **options
         )
         self._see_load(request, own)
+        request.stale = self.seed_of(request.salt) != request.seed and hit > request.on_device
         request.written, request.hit_tokens, request.found = hit, hit, None
         request.spoilt = bool(self.wrong(request, hit))
         return job
 
-    def loaded(self, request: Served, result: JobResult) -> None:
-        """Goes on where a load that ended lets the request go on, and checks what it has."""
+    def loaded(self, request: Served, result: JobResult, *, keeps: bool = False) -> None:
+        """Goes on where a load that ended lets the request go on, and checks what it has.
+
+        Args:
+            request: which computed nothing since.
+            result: of its load.
+            keeps: keep the blocks past that position, whatever they hold.
+        """
         if result.ok:
             assert not request.spoilt, "a load that did not restore all is not told to be well"
-        else:
+            assert not request.stale, "what was invalidated before the load is not restored"
+        elif not keeps:
             self._cut_back(request, result.valid_tokens or 0)
+        request.written, request.spoilt = result.valid_tokens or 0, False
         wrong = self.wrong(request, request.written)
         assert not wrong, wrong
 
@@ -334,6 +351,11 @@ class ServingEngine:
                     shared.add(place)
         return shared
 
+    def _is_free(self, request: Served, g: int, place: int) -> bool:
+        """Whether a place of the request has no block."""
+        table = request.tables[g]
+        return place >= len(table) or table[place] < 0
+
     def _own_block(self, request: Served, g: int, place: int) -> None:
         """Makes sure that a place has a block that no other request has; one that others have is copied."""
         table = request.tables.setdefault(g, [])
@@ -404,7 +426,6 @@ class ServingEngine:
                 if place not in kept:
                     self._release(request, g, place)
             del table[-(-position // self.layout.groups[g].tokens_per_block) :]
-        request.written, request.spoilt = position, False
 
 
 def _same(some: np.ndarray, others: np.ndarray) -> np.ndarray:

@@ -71,7 +71,7 @@ class PoolManager:
 
     def touch(self, request: PoolRequest) -> None:
         """See `Manager.touch`."""
-        self._pool.touch(request.keys, request.ranks)
+        self._pool.touch(self._pool.held(request.keys), request.ranks, access=self._pool.new_access())
 
     def finish(self, request: PoolRequest) -> None:
         """See `Manager.finish`."""

@@ -3,9 +3,9 @@ from typing import Any
 
 import pytest
 
-from kvjax.cli.bench_pool_manager import PoolManager
-from kvjax.cli.bench_pool_phases import Calls, Manager, collector, measure, request_keys
 from kvjax.pool import LRU
+from tests.benchmarks.pool_manager import PoolManager
+from tests.benchmarks.pool_phases import Calls, Manager, collector, measure, request_keys
 
 STORE = ["prepare_store", "complete_store", "finish"]
 FULL = ["lookup", "prepare_load", "complete_load", "finish", "touch", "prepare_store", "complete_store"]
