@@ -183,6 +183,19 @@ class TestEviction:
         assert resident(served, prompt(16))["full"] == [0, 1, 2, 3]
         assert resident(served, prompt(16, 100))["full"] == [0, 1]
 
+    def test_what_is_left_of_a_request_that_evicted_its_own_chunks_is_ranked_anew(self):
+        """The end's window takes the place of the one at 16. Then nothing below the end can be restored, so all of it
+        leaves at once, and no full chunk stays behind for a window that is gone."""
+        served = engine(MIXED, chunks=12)
+        served.start("a", prompt(16))
+        served.prefill("a", 16, 16, checkpoint=True)
+        served.accept("a", prompt(24, 16))
+        served.prefill("a", 40, 24, checkpoint=True)
+        served.finish("a")
+        assert resident(served, prompt(40)) == {"full": list(range(10)), "window": [8, 9]}
+        served.served("b", prompt(4, 100))
+        assert resident(served, prompt(40)) == {"full": [], "window": []}
+
     def test_a_request_that_decodes_over_a_prefix_is_one_access_to_it(self):
         """E4: 100 steps over a cached prefix, each with a store that finds nothing new."""
 
