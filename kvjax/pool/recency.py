@@ -86,11 +86,15 @@ class RecencyList:
         self._block_of[slots] = _NOT_HERE
         self.num_slots -= num_here
         if np.count_nonzero(blocks == blocks[0]) == num_here:
-            self._shrink(int(blocks[0]), num_here)
+            left = {int(blocks[0]): num_here}
         else:
             counts = np.bincount(blocks)
-            for block_id in np.flatnonzero(counts).tolist():
-                self._shrink(block_id, int(counts[block_id]))
+            left = {block_id: int(counts[block_id]) for block_id in np.flatnonzero(counts).tolist()}
+        for block_id, count in left.items():
+            self._blocks[block_id].num_live -= count
+        for block_id in left:
+            if block_id in self._blocks:  # not joined with a neighbour meanwhile
+                self._tidy(block_id)
 
     def holds(self, slots: np.ndarray) -> np.ndarray:
         """Returns a mask of the slots that are here."""
@@ -202,10 +206,9 @@ class RecencyList:
         self._block_of[block.slots[first]] = into_id
         self._place[block.slots[first]] = into.append(block.keys[first], block.slots[first], block.ranks[first])
 
-    def _shrink(self, block_id: int, count: int) -> None:
-        """Notes that some of a block's slots left. Of what becomes small, neighbours are joined."""
+    def _tidy(self, block_id: int) -> None:
+        """Drops a block that became empty; of what became small, neighbours are joined."""
         block = self._blocks[block_id]
-        block.num_live -= count
         if block.num_live >= _SPARSE:
             return
         at = bisect_left(self._last_keys, block.last_key)
