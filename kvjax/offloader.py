@@ -556,10 +556,10 @@ class Offloader:
             raise TimeoutError(f"job {job.job_id} did not end in time")
 
     def _block(self, job: Job) -> None:
-        """Waits for the transfers of a job and of all before it, on which it may depend. Others may call meanwhile."""
+        """Waits for the transfers of a job and of those that it depends on. Others may call meanwhile."""
         with self._locked():
-            before = [other for other in self._jobs.unsettled() if other.job_id <= job.job_id]
-        for other in before:
+            needed = self._jobs.depends_on(job)
+        for other in needed:
             other.transfer.settle()
 
     def _tell(self, job: Job | None) -> JobResult | list[JobResult]:

@@ -56,6 +56,18 @@ class Jobs:
         """Returns the jobs whose transfers have not been seen to end."""
         return [*self._given_up.values(), *self._open.values()]
 
+    def depends_on(self, job: Job) -> list[Job]:
+        """Returns a job after those whose transfers must have ended before it can end, in the order of their issue."""
+        by_work = {other.work: other for other in self.unsettled()}
+        found, open_ = {job.job_id: job}, [job]
+        while open_:
+            for load in open_.pop().work.after:
+                other = by_work.get(load)
+                if other is not None and other.job_id not in found:
+                    found[other.job_id] = other
+                    open_.append(other)
+        return [found[job_id] for job_id in sorted(found)]
+
     def add(
         self,
         request_id: Hashable,

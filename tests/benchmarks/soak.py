@@ -16,22 +16,20 @@ import os
 import sys
 import threading
 import time
-from collections import Counter, deque
-from collections.abc import Callable
-from dataclasses import dataclass
-from functools import wraps
+from collections import deque
 from typing import Any
 
 import numpy as np
 
 import kvjax
-from kvjax.jobs import Job, JobResult
 from kvjax.observe.events import KVEvent
 from kvjax.observe.progress import progress_bar
 from kvjax.pool import POLICIES
 from tests.support.faults import Fault, FaultyTransport, RandomFaults, inject
 from tests.support.ledgers import clear_away
+from tests.support.lives import Life, Lives
 from tests.support.serving_engine import Served, ServingEngine
+from tests.support.timed import Timed
 from tests.support.toy_engine import OutOfBlocksError
 
 LAYOUT = kvjax.CacheLayout(
@@ -61,51 +59,6 @@ DEADLINE_S = 0.5
 MIB = 2**20
 EAGER = 0.5  # how often a request goes on before it knows how its load ended
 WARM_UP = 0.1  # of the time, after which memory must not grow
-
-
-@dataclass(eq=False)
-class Running:
-    """A request of the soak: what it will be asked for, and its jobs."""
-
-    served: Served
-    goal: int  # tokens at which it ends
-    looked_up: bool = False
-    state: str = "waiting"  # then "loading" or "computing"
-    load: Job | None = None
-
-
-class Timed:
-    """How long calls took, by name: by the clock, and by what their thread computed, as others want the CPUs, too."""
-
-    def __init__(self):
-        self.calls: Counter[str] = Counter()
-        self.total_s: Counter[str] = Counter()
-        self.longest_s: dict[str, float] = {}
-        self.longest_cpu_s: dict[str, float] = {}
-
-    def watch(self, owner: Any, method: str) -> None:
-        """Times a method of an object from now on."""
-        call: Callable[..., Any] = getattr(owner, method)
-
-        @wraps(call)
-        def timed(*args: Any, **kwargs: Any) -> Any:
-            start, cpu = time.perf_counter(), time.thread_time()
-            try:
-                return call(*args, **kwargs)
-            finally:
-                took, computed = time.perf_counter() - start, time.thread_time() - cpu
-                self.calls[method] += 1
-                self.total_s[method] += took
-                self.longest_s[method] = max(self.longest_s.get(method, 0.0), took)
-                self.longest_cpu_s[method] = max(self.longest_cpu_s.get(method, 0.0), computed)
-
-        setattr(owner, method, timed)
-
-    def summary(self) -> dict[str, dict[str, float]]:
-        """Milliseconds by name: the mean and the longest one, and the longest by the thread's own time."""
-        means = {name: total / self.calls[name] for name, total in self.total_s.items()}
-        found = {"mean_ms": means, "longest_ms": self.longest_s, "longest_cpu_ms": self.longest_cpu_s}
-        return {key: {name: round(s * 1e3, 3) for name, s in times.items()} for key, times in found.items()}
 
 
 class Soak:
@@ -154,9 +107,9 @@ class Soak:
             self.timed.watch(self.offloader, method)
         for method in ("prepare_load", "prepare_store"):
             self.timed.watch(self.offloader.ledger, method)
-        self.running: list[Running] = []
-        self.jobs: dict[int, Running] = {}  # without a result
-        self.done = Counter[str]()
+        self.lives = Lives(self.engine)
+        self.done = self.lives.done
+        self.running: list[Life] = []
         self.history: deque[tuple[bytes, np.ndarray]] = deque(maxlen=100)
         self.trunks = [self._tokens(int(self.rng.integers(8, 56))) for _ in range(8)]
         self.branches = {(t, b): self._tokens(int(self.rng.integers(6, 30))) for t in range(8) for b in range(3)}
@@ -167,8 +120,7 @@ class Soak:
     def tick(self) -> None:
         """Something happens to some of the requests."""
         self.done["ticks"] += 1
-        for result in self.offloader.poll():
-            self._on_result(result)
+        self.lives.hear(self.offloader.poll(), keeps=self._chance(0.5))
         while len(self.running) < self.most_requests:
             self.running.append(self._new_request())
         for at in self.rng.permutation(len(self.running))[:8].tolist():
@@ -198,13 +150,10 @@ class Soak:
         """Ends all requests and closes the offloader. Returns what was left behind."""
         self.faulty.choose = lambda _operation: None
         for one in self.running:
-            if one.looked_up:
-                self.offloader.finish(one.served.request_id)
-            self.engine.drop_blocks(one.served)
+            self.lives.end(one)
         self.running = []
         self.faulty.release()
-        for result in self.offloader.wait():
-            self._on_result(result)
+        self.lives.hear(self.offloader.wait())
         self.check()
         self.offloader.invalidate()
         ledger = self.offloader.ledger
@@ -221,7 +170,7 @@ class Soak:
             "staged_units": inner._staged_units() if hasattr(inner, "_staged_units") else 0,
             "files": _open_files() - self.files,
             "requests": stats.open_requests,
-            "jobs": stats.open_jobs + stats.given_up_jobs + len(self.jobs),
+            "jobs": stats.open_jobs + stats.given_up_jobs + len(self.lives.jobs),
             "events": len(self.told),
         }
         self.offloader.close()
@@ -229,10 +178,10 @@ class Soak:
 
     # --- a request
 
-    def _act(self, one: Running) -> None:
+    def _act(self, one: Life) -> None:
         if self._chance(0.004):
             self.done["aborted"] += 1
-            self._end(one)
+            self.lives.end(one)
         elif one.state == "waiting":
             self._admit(one)
         elif one.state == "loading":
@@ -240,115 +189,66 @@ class Soak:
         else:
             self._step(one)
 
-    def _admit(self, one: Running, *, on_device: bool = False) -> None:
+    def _admit(self, one: Life, *, on_device: bool = False) -> None:
         limits: dict[str, Any] = {}
         if self._chance(0.05):
             name = ("max_store_tokens", "max_load_tokens", "skip")[int(self.rng.integers(3))]
             limits[name] = True if name == "skip" else int(self.rng.integers(0, 64))
-        found = self.engine.look_up(one.served, on_device=on_device, **limits)
-        one.looked_up, one.state, one.load = True, "waiting", None
-        self.done["hits"] += found.hit_tokens > 0
+        self.lives.look_up(one, on_device=on_device, **limits)
         if self._chance(0.02):  # looked up, never loaded; and looked up again later
             return
         if self._chance(0.003):
             self._invalidate()
         deadline_s = float(self.rng.choice([0.0, 0.0005, 0.005])) if self._chance(0.02) else None
         try:
-            one.load = self.engine.load(
-                one.served, share=self._chance(0.7), fills=self._chance(0.2), deadline_s=deadline_s
-            )
+            job = self.lives.load(one, share=self._chance(0.7), fills=self._chance(0.2), deadline_s=deadline_s)
         except OutOfBlocksError:
             self._preempt_another(one)
             return
-        one.state = "loading"
-        self._note(one.load, one)
-        self.done["loads"] += found.hit_tokens > found.device_tokens
         if self._chance(0.03):
-            self._cancel(one.load)
+            self.offloader.cancel(job)
 
-    def _while_loading(self, one: Running) -> None:
+    def _while_loading(self, one: Life) -> None:
         assert one.load is not None, "it is loading"
         if self._chance(0.05):
-            self._cancel(one.load)
+            self.offloader.cancel(one.load)
         elif self._chance(0.05):
-            self._preempt(one)
+            self.lives.preempt(one, store=self._chance(0.8))
         elif self._chance(EAGER):
             self._step(one)
 
-    def _step(self, one: Running) -> None:
+    def _step(self, one: Life) -> None:
         served = one.served
         if served.written == len(served.tokens):
             if served.written >= one.goal:
-                self._end(one, well=one.state == "computing")
+                self.done["requests"] += 1
+                self.history.append((served.salt, served.tokens))
+                self.lives.end(one)
                 return
-            self.engine.accept(served, self._tokens(int(self.rng.integers(1, 5))))
+            self.lives.accept(one, self._tokens(int(self.rng.integers(1, 5))))
         try:
-            self.engine.compute(served, served.written + int(self.rng.choice([1, 4, 9, 24, 64])))
+            store = self.lives.step(one, int(self.rng.choice([1, 4, 9, 24, 64])))
         except OutOfBlocksError:
             self._preempt_another(one)
             return
-        store = self.engine.store(served, frees=one.state == "computing")
-        self._note(store, one)
-        self.done["stores"] += 1
         if one.state == "computing":
             if self._chance(0.02):
-                self._preempt(one)
+                self.lives.preempt(one, store=self._chance(0.8))
             elif self._chance(0.01):
                 self._admit(one, on_device=True)
             elif self._chance(0.01):
-                self._cancel(store)
+                self.offloader.cancel(store)
 
-    def _preempt(self, one: Running, *, store: bool = True) -> None:
-        """Takes a request's blocks, whatever is in flight. It is admitted again later. A load is given up first, as
-        others might be told to share its blocks."""
-        if store and one.state != "waiting" and self._chance(0.8):
-            self._note(self.engine.store(one.served, checkpoint=True), one)
-        if one.load is not None:
-            self.offloader.cancel(one.load)
-        self.engine.drop_blocks(one.served)
-        one.state, one.load = "waiting", None
-        self.done["preemptions"] += 1
-
-    def _preempt_another(self, one: Running) -> None:
+    def _preempt_another(self, one: Life) -> None:
         """Makes room for a request that found no block: another one gives up its own, or, if none can, it does."""
         others = [other for other in self.running if other is not one and other.state == "computing"]
-        self._preempt(others[int(self.rng.integers(len(others)))] if others else one)
+        self.lives.preempt(others[int(self.rng.integers(len(others)))] if others else one, store=self._chance(0.8))
         if one.state == "waiting":
             self.engine.drop_blocks(one.served)
 
-    def _end(self, one: Running, *, well: bool = False) -> None:
-        if one.state != "waiting":
-            self._note(self.engine.store(one.served, checkpoint=True), one)
-        if one.looked_up:
-            self.offloader.finish(one.served.request_id)
-        self.engine.drop_blocks(one.served)
-        one.state = "finished"
-        if well:
-            self.done["requests"] += 1
-            self.history.append((one.served.salt, one.served.tokens))
-
-    def _on_result(self, result: JobResult) -> None:
-        one = self.jobs.pop(result.job_id)  # told once
-        self.done["failed"] += not result.ok
-        self.done[f"{result.operation} results"] += 1
-        if one.load is None or one.load.job_id != result.job_id or one.state != "loading":
-            return
-        one.load = None
-        if result.ok or one.served.written == one.served.hit_tokens:
-            self._go_on(one, result)
-            return
-        self._preempt(one, store=False)  # what it computed since is worth nothing
-
-    def _go_on(self, one: Running, result: JobResult) -> None:
-        one.state = "computing"
-        if one.served.written == one.served.hit_tokens:
-            self.engine.loaded(one.served, result, keeps=self._chance(0.5))
-        else:
-            assert not one.served.spoilt, "a load that did not restore all is not told to be well"
-
     # --- parts
 
-    def _new_request(self) -> Running:
+    def _new_request(self) -> Life:
         self.num_made += 1
         salt = (b"", b"", b"", b"tenant", b"other")[int(self.rng.integers(5))]
         kind = self.rng.random()
@@ -366,19 +266,13 @@ class Soak:
         tokens = tokens[-MOST_TOKENS:] if len(tokens) > MOST_TOKENS + 40 else tokens
         self.done["turns"] += 1
         served = Served(self.num_made, tokens, salt)
-        return Running(served, len(tokens) + int(self.rng.integers(0, 30)))
+        return Life(served, len(tokens) + int(self.rng.integers(0, 30)))
 
     def _tokens(self, count: int) -> np.ndarray:
         return self.rng.integers(0, 1000, count)
 
     def _chance(self, probability: float) -> bool:
         return bool(self.rng.random() < probability)
-
-    def _note(self, job: Job, one: Running) -> None:
-        self.jobs[job.job_id] = one
-
-    def _cancel(self, job: Job) -> None:
-        self.offloader.cancel(job)
 
     def _invalidate(self) -> None:
         self.done["invalidations"] += 1
@@ -439,6 +333,7 @@ def run(soak: Soak, seconds: float, *, show_progress: bool | None = None) -> dic
         "cancelled_jobs": stats.cancelled_jobs,
         "late_jobs": stats.late_jobs,
         "outdated_stores": stats.outdated_stores,
+        "told_to_be_failed": soak.done["failed"],
         "invalidations": soak.done["invalidations"],
         "events": soak.done["events stored"] + soak.done["events removed"],
         "memory_mib": {name: round(mib, 1) for name, mib in memory.items()},
