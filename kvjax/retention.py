@@ -128,8 +128,8 @@ def ranks_above(
 
 
 def of_use(chunking: Chunking, group_idx: int, indices: np.ndarray, ranks: np.ndarray) -> np.ndarray:
-    """Returns a mask of the chunks that the position which is their rank requires. Others lie below it and serve
-    nothing as long as no other chunk comes, or wait for chunks above all positions.
+    """Returns a mask of the chunks that some position which can be restored may require. The others lie below
+    positions that do not, and serve nothing unless other chunks come, or wait for chunks above all positions.
 
     Args:
         chunking: the layout and its chunks.
@@ -137,11 +137,9 @@ def of_use(chunking: Chunking, group_idx: int, indices: np.ndarray, ranks: np.nd
         indices: `chunk_idx`.
         ranks: parallel to them, as `ranks_above` returns them.
     """
-    group = chunking.layout.groups[group_idx]
     known = np.where(ranks < UNRANKED, ranks, 1)
-    first = needed_from(group.kind, known)
-    ends = (indices + 1) * chunk_tokens_of(chunking, group_idx)
-    return (ranks < UNRANKED) & (first < ends) & (first < known + group.lookahead_tokens)
+    first = needed_from(chunking.layout.groups[group_idx].kind, known)
+    return (ranks < UNRANKED) & (first < (indices + 1) * chunk_tokens_of(chunking, group_idx))
 
 
 def _positions_above(chunking: Chunking, group_idx: int, indices: np.ndarray) -> np.ndarray:

@@ -210,13 +210,17 @@ class StoreChooser:
         self._touch_old(request, named)
 
     def _touch_old(self, request: Request, named: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> None:
-        """Names chunks that the request has stored or found before, but for those that went and those that serve no
-        position any more."""
+        """Names chunks that the request has stored or found before, but for those that went. What serves no position
+        any more leaves first if it is in this access, and stays as old as it is if it is in another."""
         left = {}
         for g, (chunks, ranks) in named.items():
-            some = request.chains[g].held_among(chunks)
-            some &= (ranks == UNRANKED) | of_use(self._chunking, g, chunks, ranks)
-            left[g] = chunks[some], ranks[some]
+            chain = request.chains[g]
+            there = chain.held_among(chunks)
+            chunks, ranks = chunks[there], ranks[there]
+            waiting = (ranks == UNRANKED) | ~of_use(self._chunking, g, chunks, ranks)
+            ranks = np.where(waiting, UNRANKED, ranks)
+            ours = self._pool.accesses(chain.slots(chunks)) == request.access
+            left[g] = chunks[~waiting | ours], ranks[~waiting | ours]
         self.touch(request, left)
 
     def touch(self, request: Request, named: Mapping[int, tuple[np.ndarray, np.ndarray]]) -> None:

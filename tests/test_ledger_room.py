@@ -6,9 +6,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from kvjax import ChunkedLocal, FullAttention, SlidingWindow, longest_hit
+from kvjax import ChunkedLocal, FullAttention, SlidingWindow, _resident, _search, longest_hit
 from kvjax.pool import LRU
-from kvjax.retention import eviction_ranks
+from kvjax.retention import eviction_ranks, of_use
 from tests.oracles import law
 from tests.oracles.layouts import cut, group, random_chunking
 from tests.support.fake_engine import FakeEngine
@@ -109,6 +109,33 @@ class TestRefusals:
         served.end_store(served.store("b"))
         assert served.start("c", [*prompt(16, 100), -1]).hit_tokens == 16
 
+    def test_chunks_that_another_request_wrote_and_lost_are_stored_by_the_one_that_waited(self):
+        """Both compute the same prompt; the second finds its chunks being written, and then they fail."""
+        served = engine(UNIFORM)
+        for name in "ab":
+            served.start(name, prompt(16))
+            served.compute(name, 16)
+        first = served.store("a")
+        assert served.store("b").plan.num_chunks == 0
+        served.end_store(first, ok=False)
+        served.accept("b", prompt(4, 16))
+        served.compute("b", 20)
+        assert served.store("b").plan.num_chunks == 4  # the prompt's; the 20 tokens were no checkpoint
+
+    def test_chunks_that_another_request_is_about_to_store_are_awaited_too(self):
+        """The same, but the first request reserved them only after the second had looked for them."""
+        served = engine(UNIFORM)
+        for name in "ab":
+            served.start(name, prompt(16))
+            served.compute(name, 16)
+        first = served.store("a")
+        second = served.store("b")
+        served.end_store(first)
+        served.end_store(second)
+        served.accept("b", prompt(4, 16))
+        served.compute("b", 20)
+        assert served.store("b").plan.num_chunks == 0  # nothing is lost, and nothing is stored twice
+
     def test_a_refused_chunk_that_loses_its_block_meanwhile_is_dropped(self):
         """A store that could not be prepared, whose block then slid out of the window and was used again."""
         served = engine(cut(group("window", SlidingWindow(8), 4)), chunks=3)
@@ -196,6 +223,29 @@ class TestEviction:
         served.served("b", prompt(4, 100))
         assert resident(served, prompt(40)) == {"full": [], "window": []}
 
+    def test_windows_below_a_hit_are_as_recent_as_the_prefix_that_they_serve(self, monkeypatch):
+        """A lookup reads no more than its hit needs; the next store looks for the rest, so that a lower checkpoint does
+        not lose its window to a request that came in between."""
+        monkeypatch.setattr(_search, "_FIRST_SPAN", 2)
+        monkeypatch.setattr(_resident, "_FIRST_CHUNKS", 1)
+        served = engine(MIXED, chunks=18)
+        served.start("a", prompt(16))
+        served.prefill("a", 16, 16, checkpoint=True)
+        served.accept("a", prompt(24, 16))
+        served.prefill("a", 40, 24, checkpoint=True)
+        served.finish("a")
+        served.served("between", prompt(4, 100))
+        served.start("b", prompt(41))
+        assert served.ledger._requests["b"].chains[2].not_looked(0, 10).tolist() == [0, 1, 2, 3, 4, 5, 6]
+        served.end_load(served.load("b"))
+        served.accept("b", prompt(3, 41))
+        served.prefill("b", 44, 3, checkpoint=True)
+        served.finish("b")
+        served.served("c", prompt(4, 200))
+        served.served("d", prompt(4, 300))
+        assert resident(served, prompt(4, 100))["full"] == []
+        assert resident(served, prompt(16))["window"] == [2, 3]
+
     def test_a_request_that_decodes_over_a_prefix_is_one_access_to_it(self):
         """E4: 100 steps over a cached prefix, each with a store that finds nothing new."""
 
@@ -218,11 +268,12 @@ class TestEviction:
         assert policy.counts.tolist()[:6] == [1, 1, 1, 1, 1, 0]
         assert policy.counts.sum() == 5
 
-    @settings(max_examples=60, deadline=None)
+    @settings(max_examples=80, deadline=None)
     @given(picks(), st.integers(8, 50), st.integers(4, 16))
     def test_what_is_left_after_every_eviction_is_a_whole_checkpoint(self, pick, length, every):
         """One request with several checkpoints fills the pool; then chunks of other requests come, one by one. Whatever
-        went, all that ranks below it is left, and the best position below it hits."""
+        went, all that ranks below it is left, and the best position below it hits. What serves no position any more
+        may go before."""
         chunking = random_chunking(pick)
         served = FakeEngine(chunking, checkpoint_tokens=every)
         tokens = prompt(length)
@@ -237,16 +288,23 @@ class TestEviction:
         names, pool = chunking.layout.names, served.ledger.pool
         by_index = eviction_ranks(chunking, {names.index(name): np.array(c, np.int64) for name, c in before.items()})
         ranks = {name: dict(zip(c, by_index[names.index(name)].tolist(), strict=True)) for name, c in before.items()}
+        useful = {}
+        for name, chunks in before.items():
+            g, indices = names.index(name), np.array(chunks, np.int64)
+            useful[name] = set(indices[of_use(chunking, g, indices, by_index[g])].tolist())
         cheapest = min(chunking.layout.cached, key=lambda g: pool.units_per_chunk[g] or 0)
         for number in range(pool.num_units):
             store = pool.prepare_store([number.to_bytes(4, "little")], [cheapest])
             assert store is not None
             pool.complete_store(store, ok=True)
             left = resident(served, tokens)
-            gone = [ranks[name][c] for name in before for c in set(before[name]) - set(left[name])]
+            gone = [ranks[name][c] for name in before for c in useful[name] - set(left[name])]
             if not gone:
                 continue
-            assert left == {name: [c for c in before[name] if ranks[name][c] < min(gone)] for name in before}
+            assert {name: set(left[name]) & useful[name] for name in before} == {
+                name: {c for c in useful[name] if ranks[name][c] < min(gone)} for name in before
+            }
+            assert all(ranks[name][c] < min(gone) for name in before for c in left[name])
             # Positions that require nothing, as at the start of an attention chunk, are hit all the same.
             assert longest_hit(chunking, length + 1, left).hit_tokens >= max(p for p in positions if p < min(gone))
             if not any(left.values()):

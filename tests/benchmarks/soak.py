@@ -201,17 +201,16 @@ class Soak:
             self._invalidate()
         deadline_s = float(self.rng.choice([0.0, 0.0005, 0.005])) if self._chance(0.02) else None
         try:
-            job = self.lives.load(one, share=self._chance(0.7), fills=self._chance(0.2), deadline_s=deadline_s)
+            self.lives.load(one, share=self._chance(0.7), fills=self._chance(0.2), deadline_s=deadline_s)
         except OutOfBlocksError:
             self._preempt_another(one)
             return
         if self._chance(0.03):
-            self.offloader.cancel(job)
+            self.lives.cancel(one)
 
     def _while_loading(self, one: Life) -> None:
-        assert one.load is not None, "it is loading"
         if self._chance(0.05):
-            self.offloader.cancel(one.load)
+            self.lives.cancel(one)
         elif self._chance(0.05):
             self.lives.preempt(one, store=self._chance(0.8))
         elif self._chance(EAGER):

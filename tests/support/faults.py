@@ -60,6 +60,20 @@ class FaultsAt:
         return self._faults.get((operation, self._issued[operation] - 1))
 
 
+class FaultsInOrder:
+    """What happens to the next pieces, whatever they are of; those after them go well.
+
+    Args:
+        faults: one for each piece, `None` where it goes well.
+    """
+
+    def __init__(self, faults: Iterable[Fault | None]):
+        self._faults = iter(faults)
+
+    def __call__(self, operation: str) -> Fault | None:
+        return next(self._faults, None)
+
+
 class RandomFaults:
     """Each piece goes wrong by chance.
 

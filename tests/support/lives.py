@@ -53,6 +53,12 @@ class Lives:
         one.state = "loading"
         return one.load
 
+    def cancel(self, one: Life) -> None:
+        """Gives up a load, and goes on as its result says: what was computed on top of it must not be stored."""
+        assert one.load is not None, "it is loading"
+        self.engine.offloader.cancel(one.load)
+        self.hear(self.engine.offloader.poll())
+
     def step(self, one: Life, num_tokens: int, *, checkpoint: bool = False, **options: Any) -> Job:
         """Computes some tokens at most, and stores."""
         self.engine.compute(one.served, one.served.written + num_tokens)
