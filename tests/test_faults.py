@@ -7,6 +7,7 @@ wrote, and every other byte with what it was (`tests.support.serving_engine`).
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -416,14 +417,14 @@ class TestOrder:
     def test_blocks_that_are_overwritten_while_the_worker_is_held_back_are_stored_as_they_were(self):
         """G1: order comes from the arrays that a store was given, not from luck."""
         engine = ServingEngine(layouts.UNIFORM, 64, host_bytes=64 * 1024, transfer="staged")
-        worker = engine.offloader.mover._transport._worker
-        assert self.stored_while_overwritten(engine, worker) == 32
+        transport: Any = engine.offloader.mover._transport
+        assert self.stored_while_overwritten(engine, transport._worker) == 32
         engine.offloader.close()
 
     @pytest.mark.parametrize("transfer", BOTH)
     def test_a_transport_that_reads_late_would_be_noticed(self, transfer):
         engine = ServingEngine(layouts.UNIFORM, 64, host_bytes=64 * 1024, transfer=transfer)
-        mover = engine.offloader.mover
+        mover: Any = engine.offloader.mover
         with ThreadPoolExecutor(1) as worker:
             mover._transport = ReadsLate(mover._transport, engine, worker)
             with pytest.raises(AssertionError, match="a load wrote what its tokens never wrote"):

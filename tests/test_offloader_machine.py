@@ -44,7 +44,7 @@ def engine_of(transfer: str, host_bytes: int) -> tuple[ServingEngine, FaultyTran
         blocks_per_chunk={"full": 2},
         checkpoint_tokens=8,
     )
-    return engine, inject(engine.offloader, num_polls=2)
+    return engine, inject(engine.offloader, num_polls=2, settles=True)
 
 
 class OffloaderMachine(RuleBasedStateMachine):
@@ -65,6 +65,12 @@ class OffloaderMachine(RuleBasedStateMachine):
     def are(self, *states) -> bool:
         return any(one.state in states for one in self.known.values())
 
+    def one_of(self, name, tokens, salt=b"") -> Life:
+        """The request of that name, or a new one."""
+        if name not in self.known or self.known[name].state == "finished":
+            self.known[name] = Life(Served(name, np.array(tokens), salt))
+        return self.known[name]
+
     @rule(
         name=NAMES,
         trunk=st.sampled_from(TRUNKS),
@@ -78,9 +84,7 @@ class OffloaderMachine(RuleBasedStateMachine):
     )
     def look_up(self, name, trunk, length, salt, limits, loads, share, fills, faults):
         """A new request, or one that was preempted and is admitted again, and its load."""
-        one = self.known.get(name)
-        if one is None or one.state == "finished":
-            one = self.known[name] = Life(Served(name, np.array(trunk[:length]), salt))
+        one = self.one_of(name, trunk[:length], salt)
         self.lives.look_up(one, **limits)
         self.meet(faults)
         if loads == "never":
@@ -106,6 +110,20 @@ class OffloaderMachine(RuleBasedStateMachine):
         while one.served.written < length:
             self.lives.step(one, num_tokens)
         self.lives.end(one)
+
+    @rule(
+        names=st.lists(NAMES, min_size=2, max_size=3, unique=True),
+        trunk=st.sampled_from(TRUNKS),
+        under_way=st.sampled_from([Fault.HANG, Fault.LATE]),
+        faults=FAULTS,
+    )
+    def load_together(self, names, trunk, under_way, faults):
+        """Requests with one prompt, which share what is under way for those before them."""
+        self.meet([under_way, *faults])
+        for name in names:
+            one = self.one_of(name, trunk)
+            self.lives.look_up(one)
+            self.lives.load(one, share=True)
 
     @precondition(lambda self: self.are("computing"))
     @rule(data=st.data(), share=st.booleans(), faults=FAULTS)

@@ -24,7 +24,7 @@ from typing import Any
 
 from kvjax.cli.options import integer
 from kvjax.observe.progress import progress_bar
-from kvjax.pool import LRU
+from kvjax.pool import POLICIES
 from tests.benchmarks.pool_manager import PoolManager
 from tests.benchmarks.pool_phases import Manager, measure
 
@@ -145,9 +145,14 @@ class PeerManager:
 
 
 def managers(peer: Peer, policies: list[str]) -> list[Callable[[int], Manager]]:
-    """Returns what makes each manager of so many chunks: vLLM's with each policy, and kvjax's."""
+    """Returns what makes each manager of so many chunks: vLLM's and kvjax's with each policy."""
     theirs = [lambda num_chunks, policy=policy: PeerManager(peer, num_chunks, policy) for policy in policies]
-    return [*theirs, lambda num_chunks: PoolManager(num_chunks, LRU(), "lru")]
+    ours = [
+        lambda num_chunks, policy=policy: PoolManager(num_chunks, POLICIES[policy](), policy)
+        for policy in policies
+        if policy in POLICIES
+    ]
+    return [*theirs, *ours]
 
 
 def main() -> None:

@@ -149,6 +149,7 @@ class FaultyTransport:
         choose: called for each piece; can be replaced at any time.
         rows_per_piece: chunks in a piece.
         num_polls: how many polls a `LATE` or `FAIL` piece takes.
+        settles: wait for each piece that goes well as it is issued, so that nothing depends on how long it takes.
     """
 
     def __init__(
@@ -159,8 +160,12 @@ class FaultyTransport:
         *,
         rows_per_piece: int = 2,
         num_polls: int = 3,
+        settles: bool = False,
     ):
+        self._settles = settles
         self.inner = inner
+        self.name = inner.name
+        self.most_staged_units = 0
         self.choose = choose
         self.rows_per_piece = rows_per_piece
         self.num_polls = num_polls
@@ -171,14 +176,6 @@ class FaultyTransport:
         self._lock = threading.Lock()
         self._busy: Counter[int] = Counter()  # units of moves that are held back
         self._hanging: list[HeldBack] = []
-
-    @property
-    def name(self) -> str:
-        return self.inner.name
-
-    @property
-    def most_staged_units(self) -> int:
-        return self.inner.most_staged_units
 
     @property
     def memory(self) -> HostMemory:
@@ -216,7 +213,7 @@ class FaultyTransport:
         self._scribble(units)
         for part, fault in self._pieces("store", moves):
             units = part.unit_ids[: part.num_chunks]
-            if fault in (Fault.HANG, Fault.LATE):
+            if fault is Fault.HANG or fault is Fault.LATE:
                 _settle(self.inner.store(caches, part))
                 written = self.inner.read(part.group_idx, units)
                 self._scribble(units.ravel())
@@ -224,16 +221,16 @@ class FaultyTransport:
             elif fault is Fault.FAIL:
                 yield part.num_chunks, self._held_back(part, fault, None)
             elif part.num_chunks:
-                yield from self.inner.store(caches, part)
+                yield from self._issued(self.inner.store(caches, part))
 
     def load(self, caches: dict[str, jax.Array], moves: GroupMoves) -> Iterator[tuple[int, Any]]:
         for part, fault in self._pieces("load", moves):
-            if fault in (Fault.HANG, Fault.LATE):
+            if fault is Fault.HANG or fault is Fault.LATE:
                 _settle(self.inner.load(caches, part))
-            if fault in (Fault.HANG, Fault.LATE, Fault.FAIL):
+            if fault is Fault.HANG or fault is Fault.LATE or fault is Fault.FAIL:
                 yield part.num_chunks, self._held_back(part, fault, None)
             elif part.num_chunks:
-                yield from self.inner.load(caches, part)
+                yield from self._issued(self.inner.load(caches, part))
 
     # --- parts
 
@@ -250,6 +247,12 @@ class FaultyTransport:
                 yield _rows(moves, low, (low + high) // 2), fault
                 return
             yield _rows(moves, low, high), fault
+
+    def _issued(self, pieces: Iterable[tuple[int, Any]]) -> Iterator[tuple[int, Any]]:
+        for num_rows, under_way in pieces:
+            if self._settles:
+                _settle([(num_rows, under_way)])
+            yield num_rows, under_way
 
     def _held_back(self, part: GroupMoves, fault: Fault, written: np.ndarray | None) -> HeldBack:
         """A piece under way; of a store, `written` are the bytes that reach the units as it ends."""

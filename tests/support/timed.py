@@ -1,7 +1,7 @@
 """How long calls take."""
 
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable
 from functools import wraps
 from typing import Any
@@ -12,7 +12,7 @@ class Timed:
 
     def __init__(self):
         self.calls: Counter[str] = Counter()
-        self.total_s: Counter[str] = Counter()
+        self.total_s: defaultdict[str, float] = defaultdict(float)
         self.longest_s: dict[str, float] = {}
         self.longest_cpu_s: dict[str, float] = {}
 
