@@ -74,7 +74,10 @@ class CheckedPolicy:
             num_named += len(slots)
             if num_named > chunks.most_slots:
                 raise ValueError("a policy must name each slot once, got more slots than there are chunks")
-            may_go = ~(chunks.writing[slots] | self._kept[slots] | (chunks.pins[slots] > 0))
+            may_go = chunks.pins[slots] == 0
+            if not may_go.any():
+                continue
+            may_go &= ~(chunks.writing[slots] | self._kept[slots])
             units = np.cumsum(np.where(may_go, chunks.widths[chunks.group_idx[slots]], 0))
             enough = int(np.searchsorted(units, missing))
             if enough < len(slots):

@@ -164,8 +164,6 @@ class FaultyTransport:
     ):
         self._settles = settles
         self.inner = inner
-        self.name = inner.name
-        self.most_staged_units = 0
         self.choose = choose
         self.rows_per_piece = rows_per_piece
         self.num_polls = num_polls
@@ -176,6 +174,14 @@ class FaultyTransport:
         self._lock = threading.Lock()
         self._busy: Counter[int] = Counter()  # units of moves that are held back
         self._hanging: list[HeldBack] = []
+
+    @property
+    def name(self) -> str:
+        return self.inner.name
+
+    @property
+    def most_staged_units(self) -> int:
+        return self.inner.most_staged_units
 
     @property
     def memory(self) -> HostMemory:
@@ -279,8 +285,9 @@ class FaultyTransport:
 
 def inject(offloader: Offloader, choose: Choose = no_faults, **options: Any) -> FaultyTransport:
     """Puts a `FaultyTransport` in place of an offloader's transport, and returns it."""
-    faulty = FaultyTransport(offloader.mover._transport, offloader.ledger.units.unit_bytes, choose, **options)
-    offloader.mover._transport = faulty
+    mover: Any = offloader.mover
+    faulty = FaultyTransport(mover._transport, offloader.ledger.units.unit_bytes, choose, **options)
+    mover._transport = faulty
     return faulty
 
 
