@@ -75,25 +75,19 @@ class Stores:
         wants: tuple[int, ...] = ()
         if checkpoint and written:
             request.checkpoints.add(written)
-        if checkpoint or self._completes_a_chunk(request.stored_at, written):
-            wants = tuple(sorted(request.checkpoints))
-            if self._may_store(request, wants, written):
-                self._lookups.look_further(request)
-                tables = {g: _last_places(table) for g, table in tables.items()}
-                due = self._due(wants, written)
-                chosen, served = self._reserve(request, due, tables, written, renew=checkpoint)
-                settled = all(part.settled for part in chosen)
-                request.checkpoints -= {position for position in served if position <= written and settled}
-                if len(served) == len(due):
-                    request.stored_at = written
-        self.counts.chunks_declined = self._chooser.num_declined
-        reservations = tuple(part.reservation for part in chosen)
         try:
+            if checkpoint or self._completes_a_chunk(request.stored_at, written):
+                wants = tuple(sorted(request.checkpoints))
+                if self._may_store(request, wants, written):
+                    tables = {g: _last_places(table) for g, table in tables.items()}
+                    self._choose(request, wants, tables, written, chosen, renew=checkpoint)
             names = self.chunking.layout.names
             plan, epochs = self._chooser.plan(chosen, {names[g]: table for g, table in tables.items()}, num_blocks)
         except BaseException:
-            self._roll_back(request, reservations, wants)
+            self._roll_back(request, [part.reservation for part in chosen], wants)
             raise
+        self.counts.chunks_declined = self._chooser.num_declined
+        reservations = tuple(part.reservation for part in chosen)
         store = Store(request_id, plan, reservations, epochs, request, wants, list(request.loads))
         self._stores[store] = None
         return store
@@ -123,20 +117,47 @@ class Stores:
             self._ask_again(store.request, store.checkpoints)
         return good
 
+    def _choose(
+        self,
+        request: Request,
+        wants: tuple[int, ...],
+        tables: Mapping[int, np.ndarray],
+        written: int,
+        chosen: list[Chosen],
+        *,
+        renew: bool,
+    ) -> None:
+        """Reserves what checkpoints want into `chosen`, and notes which of them are served."""
+        self._lookups.look_further(request)
+        due = self._due(wants, written)
+        served = self._reserve(request, due, tables, written, chosen, renew=renew)
+        settled = all(part.settled for part in chosen)
+        request.checkpoints -= {position for position in served if position <= written and settled}
+        if len(served) == len(due):
+            request.stored_at = written
+
     def _reserve(
-        self, request: Request, due: list[int], tables: Mapping[int, np.ndarray], written: int, *, renew: bool
-    ) -> tuple[list[Chosen], list[int]]:
-        """Reserves for all checkpoints at once; where there is no room for all, for the first ones that have some."""
+        self,
+        request: Request,
+        due: list[int],
+        tables: Mapping[int, np.ndarray],
+        written: int,
+        chosen: list[Chosen],
+        *,
+        renew: bool,
+    ) -> list[int]:
+        """Reserves for all checkpoints at once; where there is no room for all, for the first ones that have some.
+        Returns those for which it did."""
         together = self._chooser.reserve(request, due, tables, written, renew=renew) if due else None
-        if together is not None or len(due) < 2:
-            return ([together], due) if together is not None else ([], [])
-        chosen: list[Chosen] = []
-        for position in due:
+        if together is not None:
+            chosen.append(together)
+            return due
+        for position in due if len(due) > 1 else ():
             reserved = self._chooser.reserve(request, [position], tables, written, renew=renew)
             if reserved is None:
                 break  # no room: what a later checkpoint wants has none either
             chosen.append(reserved)
-        return chosen, due[: len(chosen)]
+        return due[: len(chosen)]
 
     def _due(self, checkpoints: tuple[int, ...], written: int) -> list[int]:
         """The checkpoints of which something may be lost unless it is stored now, and the last one.

@@ -3,6 +3,7 @@
 from typing import Any
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -93,6 +94,32 @@ class TestRefusals:
         served.finish("reader")
         served.end_store(served.store("b"))
         assert served.start("c", prompt(20, 100)).hit_tokens == 19
+
+    @pytest.mark.parametrize("lies", [1, 2, 3])
+    def test_a_policy_that_fails_at_a_later_checkpoint_leaves_nothing_reserved(self, lies):
+        """Where there is no room for all checkpoints, they are reserved one by one."""
+
+        class Lying(LRU):
+            calls = -(10**6)
+
+            def victims(self):
+                self.calls += 1
+                if self.calls >= lies:
+                    raise RuntimeError("lost")
+                return super().victims()
+
+        policy = Lying()
+        served = engine(MIXED, chunks=10, policy=policy, checkpoint_tokens=8)
+        served.served("a", prompt(24, 100), step=8)
+        served.start("b", prompt(40))
+        served.compute("b", 40)
+        policy.calls = 0
+        with pytest.raises(ValueError, match="a policy's `victims` must"):
+            served.store("b", checkpoint=True)
+        served.ledger.check_integrity()
+        assert served.ledger.pool.open_reservations() == set()
+        policy.calls = -(10**6)
+        assert served.store("b", checkpoint=True).plan.num_chunks > 0
 
     def test_the_end_of_a_request_that_was_refused_is_retried_as_well(self):
         """A checkpoint that was asked for with a store of its own is not forgotten for lack of room."""

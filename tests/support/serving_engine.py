@@ -2,41 +2,21 @@
 
 What a token leaves in a cache is a function of the weights, the tenant and the prefix that ends with it. The engine
 keeps a copy of what every byte of every cache must be. A load may change the blocks it restores, to what their tokens
-must have written, and no others; blocks that are given back are filled with garbage at once.
+must have written, and no others.
 """
 
 import hashlib
-import itertools
 from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
 import kvjax
 from kvjax.coverage import needed
-from kvjax.groups import CacheLayout, LeafSpec, Recurrent
+from kvjax.groups import CacheLayout
 from kvjax.jobs import Job, JobResult
-from tests.support.toy_engine import OutOfBlocksError, make_caches, stack
-
-_ODD = np.uint64(0x9E3779B97F4A7C15)
-
-
-def mixed(words: np.ndarray) -> np.ndarray:
-    """Scrambles `uint64` words one by one; see Steele, Lea and Flood, "Fast splittable pseudorandom number
-    generators", 2014."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
-
-
-def marks_of(tokens: np.ndarray, seed: int) -> np.ndarray:
-    """What tells the prefixes that end with each token apart, `uint64`."""
-    places = np.arange(1, len(tokens) + 1, dtype=np.uint64)
-    sums = np.cumsum(mixed(mixed(tokens.astype(np.uint64) + _ODD) + places * _ODD), dtype=np.uint64)
-    return mixed(sums + np.array([seed], np.uint64) * _ODD)
+from tests.support.exact_caches import ExactCaches, marks_of, same_blocks
 
 
 @dataclass(eq=False)
@@ -57,7 +37,7 @@ class Served:
     spoilt: bool = False  # what it loaded is not all there, so that what it computes is garbage
 
 
-class ServingEngine:
+class ServingEngine(ExactCaches):
     """Serves requests over paged caches with an `Offloader`.
 
     Args:
@@ -69,48 +49,20 @@ class ServingEngine:
     """
 
     def __init__(self, layout: CacheLayout, num_blocks: int, *, seed: int = 0, **offload: Any):
-        self.layout = layout
-        self.rng = np.random.default_rng(seed)
-        self.caches = make_caches(layout, num_blocks, seed)
+        super().__init__(layout, num_blocks, seed)
         self.offloader = kvjax.Offloader(layout, self.caches, show_progress=False, **offload)
         self.chunking = self.offloader.chunking
-        self.num_blocks = num_blocks
-        self.must_be = self.read()
-        self.refs = {g: np.zeros(num_blocks, np.int64) for g in layout.cached}
-        self.free = {g: list(range(num_blocks)) for g in layout.cached}
         self.weights = 0
         self.of_tenant: dict[bytes, int] = {}
         self.bytes_compared = 0  # of restored blocks
-        self._dirty: dict[int, set[int]] = {g: set() for g in layout.cached}
 
     # --- what must be where
-
-    def read(self) -> dict[str, np.ndarray]:
-        """The bytes of all caches, `(num_blocks, layers, rows, bytes of a row)`; a row is a token, or a state."""
-        return {name: self._by_block(array, self.layout.leaves[name]) for name, array in _copied(self.caches).items()}
-
-    def content(self, g: int, leaf: LeafSpec, marks: np.ndarray) -> np.ndarray:
-        """What tokens leave in a leaf, `uint8` `(len(marks), layers, bytes of a row)`."""
-        layers, row_bytes = leaf.layers or 1, self.must_be[leaf.name].shape[-1]
-        words = np.arange(layers * -(-row_bytes // 8), dtype=np.uint64).reshape(layers, -1)
-        of_leaf = np.uint64(1000 * g + self.layout.groups[g].leaves.index(leaf) * 100_000)
-        found = mixed(marks[:, None, None] + (words + of_leaf) * _ODD)
-        return found.view(np.uint8)[..., :row_bytes]
-
-    def block(self, g: int, leaf: LeafSpec, marks: np.ndarray, places: np.ndarray) -> np.ndarray:
-        """What whole blocks of a request must hold, `(len(places), layers, rows, bytes of a row)`."""
-        tokens_per_block = self.layout.groups[g].tokens_per_block
-        rows = self.must_be[leaf.name].shape[2]
-        tokens = (places[:, None] + 1) * tokens_per_block - rows + np.arange(rows)
-        tokens = np.minimum(tokens, len(marks) - 1)  # a block that the device holds in part may be the last one
-        found = self.content(g, leaf, marks[tokens.ravel()])
-        return np.moveaxis(found.reshape(*tokens.shape, *found.shape[1:]), 1, 2)
 
     def places_read(self, g: int, position: int) -> range:
         """Places of the blocks that a token at `position` reads."""
         group = self.layout.groups[g]
         start, stop = needed(group.kind, position)
-        if start == stop or (self._is_recurrent(g) and position % group.tokens_per_block):
+        if start == stop or (self.is_recurrent(g) and position % group.tokens_per_block):
             return range(0)  # a state inside a block is the engine's own and has no place in the table
         return range(start // group.tokens_per_block, -(-stop // group.tokens_per_block))
 
@@ -118,24 +70,18 @@ class ServingEngine:
         """Says which token that the one at `position` reads does not hold what its prefix wrote; empty if all do."""
         for g in self.layout.cached:
             group = self.layout.groups[g]
-            if not self.places_read(g, position) or (self._is_recurrent(g) and position == request.on_device):
+            if not self.places_read(g, position) or (self.is_recurrent(g) and position == request.on_device):
                 continue
             tokens = np.arange(*needed(group.kind, position))
             blocks = np.array(request.tables[g], np.int64)[tokens // group.tokens_per_block]
             if (blocks < 0).any():
                 return f"{group.name}: a block read at {position} is missing"
             for leaf in group.leaves:
-                inside = 0 if self._is_recurrent(g) else tokens % group.tokens_per_block
+                inside = 0 if self.is_recurrent(g) else tokens % group.tokens_per_block
                 found = self.must_be[leaf.name][blocks, :, inside]
                 if not np.array_equal(found, self.content(g, leaf, request.marks[tokens])):
                     return f"{group.name}, {leaf.name}: a token read at {position} is wrong"
         return ""
-
-    def check_caches(self) -> None:
-        """Every byte of every cache is what it must be."""
-        self.flush()
-        for name, found in self.read().items():
-            assert np.array_equal(found, self.must_be[name]), f"{name}: a block changed that nothing may change"
 
     def check_blocks(self, requests: list[Served]) -> None:
         """Every block is free, or held as often as the tables say."""
@@ -143,8 +89,7 @@ class ServingEngine:
             counted = np.zeros(self.num_blocks, np.int64)
             for request in requests:
                 np.add.at(counted, [block for block in request.tables.get(g, ()) if block >= 0], 1)
-            assert np.array_equal(counted, self.refs[g]), "a block is held as often as the tables say"
-            assert sorted(self.free[g]) == np.flatnonzero(counted == 0).tolist(), "a block is free or held"
+            self.check_held(g, counted)
 
     # --- a request
 
@@ -184,7 +129,7 @@ class ServingEngine:
         for g in self.layout.cached:
             shared = self._share(request, g) if share else set()
             places = [place for place in self.places_read(g, hit) if place not in shared and hit > request.on_device]
-            filled = range(places[0]) if fills and places and not self._is_recurrent(g) else ()
+            filled = range(places[0]) if fills and places and not self.is_recurrent(g) else ()
             for place in (*places, *(place for place in filled if self._is_free(request, g, place))):
                 self._own_block(request, g, place)
             own[g] = np.array(places, np.int64)
@@ -231,7 +176,7 @@ class ServingEngine:
             last = -(-stop // tokens_per_block)
             table += [-1] * (last - len(table))
             places[g] = range(here // tokens_per_block, last)
-            if self._is_recurrent(g):
+            if self.is_recurrent(g):
                 places[g] = range(0) if stop % tokens_per_block else range(last - 1, last)
             for place in places[g]:
                 self._own_block(request, g, place)
@@ -287,39 +232,7 @@ class ServingEngine:
                 self._release(request, g, place)
         request.tables, request.written = {g: [] for g in self.layout.cached}, 0
 
-    def flush(self) -> None:
-        """Brings the caches to what they must be, in place."""
-        for g, blocks in self._dirty.items():
-            if not blocks:
-                continue
-            names = [leaf.name for leaf in self.layout.groups[g].leaves]
-            ids = np.fromiter(blocks, np.int32, len(blocks))
-            padded = np.full(_padded(len(ids)), self.num_blocks, np.int32)
-            padded[: len(ids)] = ids
-            rows = [self._as_leaf(self.must_be[name].take(padded, 0, mode="clip"), name) for name in names]
-            axes = tuple(len(stack(self.layout.leaves[name])) for name in names)
-            updated = _updated([self.caches[name] for name in names], padded, rows, axes)
-            self.caches.update(zip(names, updated, strict=True))
-            blocks.clear()
-
     # --- parts
-
-    def _is_recurrent(self, g: int) -> bool:
-        return isinstance(self.layout.groups[g].kind, Recurrent)
-
-    def _by_block(self, array: jax.Array, leaf: LeafSpec) -> np.ndarray:
-        host = np.asarray(array)
-        blocks_first = np.ascontiguousarray(np.moveaxis(host, len(stack(leaf)), 0))
-        g = next(g for g in self.layout.cached if leaf in self.layout.groups[g].leaves)
-        rows = 1 if self._is_recurrent(g) else leaf.block_shape[0]
-        return blocks_first.reshape(len(blocks_first), leaf.layers or 1, rows, -1).view(np.uint8).copy()
-
-    def _as_leaf(self, blocks: np.ndarray, name: str) -> np.ndarray:
-        """The inverse of `_by_block`, for some blocks."""
-        leaf = self.layout.leaves[name]
-        values = blocks.reshape(len(blocks), leaf.layers or 1, -1).view(leaf.dtype)
-        values = values.reshape(len(blocks), *stack(leaf), *leaf.block_shape)
-        return np.ascontiguousarray(np.moveaxis(values, 0, len(stack(leaf))))
 
     def _named(self, request: Served) -> dict[str, list[int]]:
         """The block tables by group name, long enough for what is written."""
@@ -337,7 +250,7 @@ class ServingEngine:
         assert found is not None, "it was looked up"
         arriving = found.arriving.get(group.name)
         table, shared = request.tables[g], set()
-        if arriving is None or self._is_recurrent(g):
+        if arriving is None or self.is_recurrent(g):
             return shared
         read = self.places_read(g, found.hit_tokens)
         for chunk_idx, blocks in zip(found.load[group.name].tolist(), arriving.tolist(), strict=True):
@@ -347,7 +260,7 @@ class ServingEngine:
                 table += [-1] * (place + 1 - len(table))
                 if block_id >= 0 and whole and place in read and table[place] < 0:
                     table[place] = block_id
-                    self.refs[g][block_id] += 1
+                    self.hold(g, block_id)
                     shared.add(place)
         return shared
 
@@ -363,44 +276,25 @@ class ServingEngine:
         before = table[place]
         if before >= 0 and self.refs[g][before] == 1:
             return
-        if not self.free[g]:
-            raise OutOfBlocksError(self.layout.groups[g].name)
-        free = self.free[g]
-        at = int(self.rng.integers(len(free)))
-        free[at], free[-1] = free[-1], free[at]
-        new = free.pop()
-        self.refs[g][new] = 1
+        table[place] = self.take(g, like=before)
         if before >= 0:
-            for leaf in self.layout.groups[g].leaves:
-                self.must_be[leaf.name][new] = self.must_be[leaf.name][before]
-            self._dirty[g].add(new)
-            self.refs[g][before] -= 1
-        table[place] = new
+            self.release(g, before)
 
     def _release(self, request: Served, g: int, place: int) -> None:
         block, request.tables[g][place] = request.tables[g][place], -1
-        if block < 0:
-            return
-        self.refs[g][block] -= 1
-        if self.refs[g][block] == 0:
-            self.free[g].append(block)
-            for leaf in self.layout.groups[g].leaves:
-                held = self.must_be[leaf.name][block]
-                held[...] = self.rng.integers(0, 256, held.shape, np.uint8)
-            self._dirty[g].add(block)
+        if block >= 0:
+            self.release(g, block)
 
     def _write(self, request: Served, g: int, places: np.ndarray, start: int, stop: int) -> None:
         """Writes what the tokens `[start, stop)` leave in blocks."""
         group = self.layout.groups[g]
         tokens = places * group.tokens_per_block + group.tokens_per_block - 1
         inside: Any = np.zeros(len(tokens), np.int64)
-        if not self._is_recurrent(g):
+        if not self.is_recurrent(g):
             tokens = np.arange(start, stop)
             inside = tokens % group.tokens_per_block
         blocks = np.array(request.tables[g], np.int64)[tokens // group.tokens_per_block]
-        for leaf in group.leaves:
-            self.must_be[leaf.name][blocks, :, inside] = self.content(g, leaf, request.marks[tokens])
-        self._dirty[g].update(blocks.tolist())
+        self.write(g, blocks, inside, request.marks[tokens])
 
     def _see_load(self, request: Served, own: Mapping[int, np.ndarray]) -> None:
         """Compares all caches with what they were and with what the load must have made of the request's blocks."""
@@ -410,10 +304,10 @@ class ServingEngine:
             for leaf in self.layout.groups[g].leaves:
                 before, after = self.must_be[leaf.name], actual[leaf.name]
                 right = self.block(g, leaf, request.marks, places)
-                restored = _same(after[blocks], right)
-                left = _same(after[blocks], before[blocks])
+                restored = same_blocks(after[blocks], right)
+                left = same_blocks(after[blocks], before[blocks])
                 assert (restored | left).all(), f"{leaf.name}: a load wrote what its tokens never wrote"
-                changed = np.flatnonzero(~_same(after, before))
+                changed = np.flatnonzero(~same_blocks(after, before))
                 assert np.isin(changed, blocks).all(), f"{leaf.name}: a load wrote blocks that are not its own"
                 self.bytes_compared += right[restored].nbytes
         self.must_be = actual
@@ -426,33 +320,3 @@ class ServingEngine:
                 if place not in kept:
                     self._release(request, g, place)
             del table[-(-position // self.layout.groups[g].tokens_per_block) :]
-
-
-def _same(some: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """A mask of the blocks that are equal."""
-    return (some == others).all(axis=(1, 2, 3))
-
-
-def _padded(count: int) -> int:
-    """One of few lengths, so that few programs are compiled."""
-    return next(length for length in (8 * 4**n for n in itertools.count()) if length >= count)
-
-
-@jax.jit
-def _copied(caches: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return jax.tree.map(lambda array: array.copy(), caches)
-
-
-@partial(jax.jit, donate_argnums=0, static_argnums=3)
-def _updated(
-    arrays: list[jax.Array], block_ids: jax.Array, rows: list[jax.Array], axes: tuple[int, ...]
-) -> list[jax.Array]:
-    """Arrays with some blocks replaced, in place; ids past the last block are dropped. They move as integers, since
-    XLA may change the bits of a float that is not a number."""
-    updated = []
-    for array, row, axis in zip(arrays, rows, axes, strict=True):
-        unsigned = np.dtype(f"uint{8 * array.dtype.itemsize}")
-        words, values = (jax.lax.bitcast_convert_type(each, unsigned) for each in (array, row))
-        words = words.at[(slice(None),) * axis + (block_ids,)].set(values, mode="drop")
-        updated.append(jax.lax.bitcast_convert_type(words, array.dtype))
-    return updated
