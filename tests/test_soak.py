@@ -11,7 +11,7 @@ RATES = {Fault.RAISE: 0.005, Fault.FAIL: 0.01, Fault.HANG: 0.005, Fault.LATE: 0.
 @pytest.mark.parametrize(("transfer", "policy"), [("direct", "lru"), ("staged", "arc")])
 def test_many_requests_under_faults_get_right_bytes_and_leave_nothing_behind(transfer, policy):
     soak = Soak(0, transfer=transfer, policy=policy, most_requests=24, fault_rates=RATES)
-    for _ in range(200):
+    for _ in range(120):
         soak.tick()
     stats = soak.offloader.stats()
     left = soak.drain()

@@ -129,14 +129,14 @@ def test_everything_at_once(transfer):
         offloader.finish(name)
 
     def invalidates():
-        if len(jobs) % 40 == 39:
+        if len(jobs) % 30 == 29:
             offloader.invalidate()
 
     events.call = offloader.stats
     others = [lambda: polled.extend(offloader.poll()), reads_stats, cancels, looks_up_and_finishes, invalidates]
     waited: list[JobResult] = []
     with Others(*others):
-        for turn in range(40):
+        for turn in range(25):
             tokens = np.append(trunks[turn % 3][: int(rng.integers(8, 41))], rng.integers(0, 50, 9))
             request = Served(turn, tokens)
             engine.look_up(request)

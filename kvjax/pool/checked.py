@@ -122,6 +122,8 @@ class CheckedPolicy:
         chunks = self._chunks
         self._policy = LRU()
         live = np.flatnonzero(chunks.indexed)
+        if not len(live):
+            return
         live = live[np.argsort(chunks.access[live], kind="stable")]
         numbers, starts = np.unique(chunks.access[live], return_index=True)
         for number, slots in zip(numbers.tolist(), np.split(live, starts[1:]), strict=True):

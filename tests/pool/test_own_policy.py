@@ -178,6 +178,24 @@ def test_a_policy_that_raises_when_it_is_told_something_is_replaced(name):
     pool.check_integrity()
 
 
+@pytest.mark.parametrize("how", ["evicted", "failed", "dropped"])
+def test_a_policy_that_raises_as_the_last_chunk_leaves_is_replaced_by_one_that_knows_nothing(how):
+    policy = Wrong("remove", raises)
+    pool = ChunkPool(1, [1], policy)
+    if how == "failed":
+        reservation = prepare(pool, "a")
+        policy.is_wrong = True
+        pool.complete_store(reservation, ok=False)
+    else:
+        put(pool, "a")
+        policy.is_wrong = True
+        pool.invalidate(keys("a")) if how == "dropped" else put(pool, "b")
+    assert isinstance(pool.policy_error, ZeroDivisionError)
+    pool.check_integrity()
+    put(pool, "c")
+    assert resident(pool, "a", "b", "c") == [False, False, True]
+
+
 @pytest.mark.parametrize("name", ["touch", "remove"])
 def test_a_store_goes_through_when_the_policy_raises_in_it(name):
     policy = Wrong(name, raises)
