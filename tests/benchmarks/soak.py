@@ -69,6 +69,7 @@ class Soak:
         transfer: `"direct"` or `"staged"`.
         policy: of the host pool, a name of `POLICIES`.
         most_requests: requests at a time.
+        host_bytes: budget of the host pool.
         fault_rates: how likely each fault is, for each piece of a move.
     """
 
@@ -79,6 +80,7 @@ class Soak:
         transfer: str = "direct",
         policy: str = "lru",
         most_requests: int = MOST_REQUESTS,
+        host_bytes: int = HOST_BYTES,
         fault_rates: dict[Fault, float] = FAULT_RATES,
     ):
         self.rng = np.random.default_rng(seed)
@@ -90,7 +92,7 @@ class Soak:
             LAYOUT,
             NUM_BLOCKS,
             seed=seed,
-            host_bytes=HOST_BYTES,
+            host_bytes=host_bytes,
             blocks_per_chunk={"full": 2},
             checkpoint_tokens=32,
             transfer=transfer,
@@ -154,6 +156,9 @@ class Soak:
         self.running = []
         self.faulty.release()
         self.lives.hear(self.offloader.wait())
+        for job in self.offloader._jobs.unsettled():  # what was given up and is late
+            job.transfer.settle()
+        self.offloader.see_ended()
         self.check()
         self.offloader.invalidate()
         ledger = self.offloader.ledger
