@@ -1,6 +1,5 @@
 """The few argument checks that every module shares. Each error names the argument, the rule and the value."""
 
-import math
 import operator
 from typing import Any
 
@@ -9,6 +8,7 @@ import numpy as np
 # Positions and sizes stay far from the end of int64, so that no sum or product of two that belong
 # together can wrap.
 LIMIT = 2**48
+_MOST_SECONDS = 1e9  # what clocks and locks can take
 
 
 def is_int(value: Any) -> bool:
@@ -32,6 +32,17 @@ def integer(value: Any, name: str, *, at_least: int, below: int = LIMIT) -> int:
     return number
 
 
+def flag(value: Any, name: str) -> bool:
+    """Returns `value`, a `bool`.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, (bool, np.bool_)):
+        raise ValueError(f"`{name}` must be True or False, got {value!r}")
+    return bool(value)
+
+
 def text(value: Any, name: str) -> str:
     """Returns `value`, a non-empty `str`.
 
@@ -47,11 +58,11 @@ def seconds(value: Any, name: str) -> float | None:
     """Returns a duration as a `float`, or `None` for none.
 
     Raises:
-        ValueError: it is not a finite number of at least 0.
+        ValueError: it is not a number from 0 to 1e9.
     """
     if value is None:
         return None
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
-    if not number or not 0 <= value < math.inf:
-        raise ValueError(f"`{name}` must be a number of seconds of at least 0 or None, got {value!r}")
+    if not number or not 0 <= value <= _MOST_SECONDS:
+        raise ValueError(f"`{name}` must be a number of seconds from 0 to {_MOST_SECONDS:.0e} or None, got {value!r}")
     return float(value)

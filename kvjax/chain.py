@@ -34,6 +34,7 @@ class Chain:
         self._epochs = EMPTY
         self._looked = np.empty(0, bool)
         self._asked = np.empty(0, bool)
+        self._own = np.empty(0, bool)  # chunks that the request itself stores
 
     def __len__(self) -> int:
         return len(self._slots)
@@ -47,6 +48,7 @@ class Chain:
             self._epochs = np.concatenate([self._epochs, absent])
             self._looked = np.concatenate([self._looked, np.zeros(more, bool)])
             self._asked = np.concatenate([self._asked, np.zeros(more, bool)])
+            self._own = np.concatenate([self._own, np.zeros(more, bool)])
 
     def keys(self, chunks: np.ndarray) -> list[bytes]:
         """Returns the keys of ascending distinct `chunk_idx`."""
@@ -70,6 +72,15 @@ class Chain:
         self._slots[chunks] = slots
         self._epochs[chunks] = np.where(slots >= 0, self._pool.epochs(slots), -1)
         self._looked[chunks] = True
+        self._own[chunks] = False
+
+    def stores(self, chunks: np.ndarray) -> None:
+        """Notes that the request itself stores chunks whose places were noted."""
+        self._own[chunks] = True
+
+    def awaits(self, chunks: np.ndarray) -> bool:
+        """Whether others are writing any of some chunks that are held."""
+        return bool((~self._own[chunks] & ~self._pool.ready(self._slots[chunks])).any())
 
     def held(self) -> np.ndarray:
         """Returns a mask of the chunks that are known and still in the pool, written or being written."""

@@ -104,6 +104,8 @@ def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:
         ValueError: a hash is neither bytes nor an int.
     """
     bound = []
+    if isinstance(hashes, (str, bytes)) or not isinstance(hashes, Iterable):
+        raise ValueError(f"`hashes` must be a sequence of bytes or ints, got {hashes!r}")
     for value in hashes:
         if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
             number = int(value)

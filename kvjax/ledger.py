@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._checks import flag, integer
 from kvjax.checkpoints import checkpoint_spacing
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit, next_cut, restorable_of
@@ -302,6 +302,7 @@ class Ledger:
             ValueError: an unknown request, one without a hit to load, or tables that do not fit the hit.
         """
         request = self._request(request_id)
+        flag(share, "share")
         if request.hit is None or request.pins is None:
             raise ValueError(f"request {request_id!r} must be looked up before it is loaded, and once for each load")
         load = self._loads.prepare(request_id, request, block_tables, num_blocks=num_blocks, share=share)
@@ -326,6 +327,7 @@ class Ledger:
             ValueError: the load was not prepared here, or was completed before; or it did not fail, and one that it
                 shares is still open.
         """
+        self._loads.check_open(load)
         masks = {moves.group_idx: rows_ok(ok, moves) for moves in load.plan.moves}
         valid = self._loads.complete(load, masks, failed=ok is False, told=told)
         for g, good in masks.items():
@@ -381,6 +383,7 @@ class Ledger:
                 short or with ids out of range.
         """
         request = self._request(request_id)
+        flag(checkpoint, "checkpoint")
         return self._stores.prepare(
             request_id, request, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=num_blocks
         )
@@ -407,10 +410,14 @@ class Ledger:
     def depends(self, store: Store, load: Load) -> None:
         """Says that a store that was prepared before a load is computed from what it restores, as in one step: it is
         completed after the load, and fails with it."""
+        self._stores.check_open(store)
+        self._loads.check_open(load)
         store.after.append(load)
 
     def may_complete(self, work: Load | Store) -> bool:
         """Whether no load that must be completed before this load or store is still open."""
+        if not isinstance(work, (Load, Store)):
+            raise ValueError(f"`work` must be a load or a store, got {work!r}")
         return not any(self._loads.is_open(load) for load in work.after)
 
     # --- all of it ------------------------------------------------------------------------------------
@@ -467,6 +474,7 @@ class Ledger:
     # --- parts ----------------------------------------------------------------------------------------
 
     def _request(self, request_id: Hashable) -> Request:
+        _check_hashable(request_id)
         request = self._requests.get(request_id)
         if request is None:
             raise ValueError(f"`request_id` must be one that was looked up and not finished, got {request_id!r}")

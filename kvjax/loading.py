@@ -40,6 +40,11 @@ class Loads:
         """Whether a load was prepared here and is not completed."""
         return load in self._open
 
+    def check_open(self, load: Any) -> None:
+        """Raises a `ValueError` if a load was not prepared here, or was completed."""
+        if not isinstance(load, Load) or load not in self._open:
+            raise ValueError("a load must be one that was prepared here and not completed yet")
+
     def failed(self, load: Load) -> bool:
         """Whether a load ended without all that it was to restore."""
         return load in self._lost
@@ -128,7 +133,7 @@ class Loads:
         Raises:
             ValueError: the load is not open; or one that it shares is, and it did not fail.
         """
-        self._check_open(load)
+        self.check_open(load)
         if not failed and any(other in self._open for other in load.after):
             raise ValueError("a load that shares blocks of others must be completed after their loads")
         del self._open[load]
@@ -155,18 +160,22 @@ class Loads:
     def acknowledge(self, load: Load) -> None:
         """Notes that the engine knows that a load failed, or was given up: what it stores from now on it has computed
         anew."""
+        if not isinstance(load, Load):
+            raise ValueError(f"`load` must be one that was prepared here, got {load!r}")
         if load in load.request.loads and (load not in self._open or load in self._given_up):
             load.request.loads.remove(load)
 
     def give_up(self, load: Load) -> None:
         """Notes that an open load counts as failed for its request, which may give its blocks to others: no other
         request is told of them any more."""
+        if not isinstance(load, Load):
+            raise ValueError(f"`load` must be one that was prepared here, got {load!r}")
         if load in self._open:
             self._given_up.add(load)
 
     def cancel(self, load: Load) -> None:
         """Takes a load back before anything of it was done, see `Ledger.cancel_load`."""
-        self._check_open(load)
+        self.check_open(load)
         if any(load in other.after for other in self._open):
             raise ValueError("a load whose blocks another one shares must be completed, not taken back")
         del self._open[load]
@@ -177,10 +186,6 @@ class Loads:
         self._pool.unpin(load.pins)
 
     # --- parts ----------------------------------------------------------------------------------------
-
-    def _check_open(self, load: Any) -> None:
-        if not isinstance(load, Load) or load not in self._open:
-            raise ValueError("a load must be one that was prepared here and not completed yet")
 
     def _width(self, g: int) -> int:
         return self._units.units_per_chunk[g] or 0

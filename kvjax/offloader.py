@@ -137,6 +137,8 @@ class Offloader:
             self.ledger.pool.on_change = self._events.put
         self._trace = None
         if record is not None:
+            if not isinstance(record, (str, PathLike)):
+                raise ValueError(f"`record` must be a path, got {record!r}")
             unit = self.chunking.tokens_per_hash
             self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking)
         self._closed = False
@@ -374,9 +376,9 @@ class Offloader:
         """
         with self._open():
             self._jobs.see_ended()
-            if isinstance(job, Job) and job.ended is not None:
-                return False
             self._check_job(job)
+            if job.ended is not None:
+                return False
             self._jobs.cancel(job)
             return True
 
@@ -537,15 +539,14 @@ class Offloader:
             self.ledger.invalidate()
 
     def _check_job(self, job: Any) -> None:
-        if not self._jobs.is_open(job):
+        if not self._jobs.has(job):
             raise ValueError(f"`job` must be one of this offloader, got {job!r}")
 
     def _waited_for(self, job: Job | None) -> list[Job]:
         with self._open():
             if job is None:
                 return self._jobs.open_jobs()
-            if not isinstance(job, Job) or job.ended is None:
-                self._check_job(job)
+            self._check_job(job)
             return [job]
 
     def _look_at(self, job: Job, until: float | None) -> None:

@@ -153,7 +153,10 @@ def check_all(sets: Any, name: str) -> list[Restorable]:
     """
     if isinstance(sets, (str, bytes, Mapping, Restorable)) or not isinstance(sets, Iterable):
         raise ValueError(f"`{name}` must be a sequence of Restorable, got {sets!r}")
-    listed = list(sets)
+    try:
+        listed = list(sets)
+    except TypeError:  # what claims to be iterable need not be, as an array without dimensions
+        raise ValueError(f"`{name}` must be a sequence of Restorable, got {sets!r}") from None
     for one in listed:
         if not isinstance(one, Restorable):
             raise ValueError(f"`{name}` must be a sequence of Restorable, got {one!r} in it")

@@ -12,7 +12,7 @@ from kvjax.handles import LedgerCounts, Store
 from kvjax.loading import Loads
 from kvjax.lookups import Lookups
 from kvjax.plan import NULL_BLOCK, GroupMoves, block_table, check_range
-from kvjax.pool import ChunkPool, Reservation
+from kvjax.pool import ChunkPool, PolicyError, Reservation
 from kvjax.requests import Request
 from kvjax.storing import Chosen, StoreChooser
 
@@ -48,6 +48,11 @@ class Stores:
         self._lookups = lookups
         self._loads = loads
         self._stores: dict[Store, None] = {}  # in the order in which they were prepared
+
+    def check_open(self, store: Any) -> None:
+        """Raises a `ValueError` if a store was not prepared here, or was completed."""
+        if not isinstance(store, Store) or store not in self._stores:
+            raise ValueError("a store must be one that was prepared here and not completed yet")
 
     def open_reservations(self) -> list[Reservation]:
         """Returns what the open stores reserved."""
@@ -94,8 +99,7 @@ class Stores:
 
     def complete(self, store: Store, *, ok: bool | Mapping[int, np.ndarray]) -> bool:
         """Ends a store, see `Ledger.complete_store`."""
-        if not isinstance(store, Store) or store not in self._stores:
-            raise ValueError("a store must be one that was prepared here and not completed yet")
+        self.check_open(store)
         if ok is not False and not self._may_complete(store):
             raise ValueError("a store must be completed after the loads of its request that were under way before it")
         masks = {moves.group_idx: rows_ok(ok, moves) for moves in store.plan.moves}
@@ -153,7 +157,12 @@ class Stores:
             chosen.append(together)
             return due
         for position in due if len(due) > 1 else ():
-            reserved = self._chooser.reserve(request, [position], tables, written, renew=renew)
+            try:
+                reserved = self._chooser.reserve(request, [position], tables, written, renew=renew)
+            except PolicyError:
+                if not chosen:
+                    raise
+                break  # what was reserved is stored: others made room for it
             if reserved is None:
                 break  # no room: what a later checkpoint wants has none either
             chosen.append(reserved)

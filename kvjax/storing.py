@@ -103,6 +103,7 @@ class StoreChooser:
         held = {g: chain.held() for g, chain in request.chains.items()}
         new: dict[int, np.ndarray] = {}
         kept = []
+        settled = True
         for g, chain in request.chains.items():
             wanted = np.zeros(written // (self._chunking.tokens_per_chunk[g] or 1), bool)
             for part in parts:
@@ -110,8 +111,9 @@ class StoreChooser:
                 wanted[chunks[: np.searchsorted(chunks, len(wanted))]] = True
             complete = np.flatnonzero(wanted)
             new[g] = complete[~held[g][complete]]
-            kept.append(chain.slots(complete[held[g][complete]]))
-        settled = all(bool(self._pool.ready(slots).all()) for slots in kept)
+            there = complete[held[g][complete]]
+            kept.append(chain.slots(there))
+            settled = settled and not chain.awaits(there)
         several = len(checkpoints) > 1
         if several:
             kept = [chain.slots(np.flatnonzero(held[g])) for g, chain in request.chains.items()]
@@ -162,6 +164,8 @@ class StoreChooser:
         for (g, chunks), start in zip(new.items(), starts.tolist(), strict=False):
             request.chains[g].note(chunks, slots[start : start + len(chunks)])
             request.chains[g].first_asked(chunks)  # what a request stores it did not ask for
+            reserved = reservation.places[(reservation.places >= start) & (reservation.places < start + len(chunks))]
+            request.chains[g].stores(chunks[reserved - start])
         request.ranked_to, request.access = position, number
         self._touch_old(request, {g: (chunks[~of_new[g]], ranks[~of_new[g]]) for g, (chunks, ranks) in named.items()})
         if self._pool.counts.evicted > evicted and any((held[g] & ~c.held()).any() for g, c in request.chains.items()):

@@ -105,17 +105,23 @@ def run(args: argparse.Namespace) -> int:
     runs: list[dict[str, Any]] = []
     with progress_bar("replaying", max(1, len(choices) * len(trace.calls))) as advance:
         for policy, budget in choices:
-            figures = replay(
-                trace,
-                cut,
-                units,
-                host_bytes=budget,
-                policy=POLICIES[policy](),
-                checkpoint_tokens=args.checkpoint_tokens,
-                resume_multiple=args.resume_multiple,
-                store_after=args.store_after,
-                on_call=lambda: advance(1),
-            )
+            try:
+                figures = replay(
+                    trace,
+                    cut,
+                    units,
+                    host_bytes=budget,
+                    policy=POLICIES[policy](),
+                    checkpoint_tokens=args.checkpoint_tokens,
+                    resume_multiple=args.resume_multiple,
+                    store_after=args.store_after,
+                    on_call=lambda: advance(1),
+                )
+            except MemoryError:
+                raise ValueError(
+                    f"--host-bytes must be a pool whose books fit into memory, got {budget} bytes in units "
+                    f"of {units.unit_bytes}"
+                ) from None
             runs.append(describe_run(policy, budget, figures))
     document = describe(trace, cut, units, runs)
     if args.plot is not None:

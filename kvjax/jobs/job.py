@@ -48,6 +48,7 @@ class Job:
         transfer: the moves under way.
         issued_at: by the monotonic clock, in seconds.
         deadline: by the same clock; `None` for none.
+        owner: the jobs that it is one of.
         ended: how it ended, for the offloader's own use.
         was_told: whether somebody has seen that.
     """
@@ -59,6 +60,7 @@ class Job:
     transfer: Transfer = field(repr=False)
     issued_at: float = field(default=0.0, repr=False)
     deadline: float | None = field(default=None, repr=False)
+    owner: object = field(default=None, repr=False)
     ended: JobResult | None = field(default=None, repr=False)
     was_told: bool = field(default=False, repr=False)
 

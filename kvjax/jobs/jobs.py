@@ -79,16 +79,16 @@ class Jobs:
         """Takes on a move that was prepared in the ledger and issued."""
         now = time.monotonic()
         deadline = None if deadline_s is None else now + deadline_s
-        job = Job(self._next_id, request_id, operation, work, transfer, now, deadline)
+        job = Job(self._next_id, request_id, operation, work, transfer, now, deadline, self)
         self._next_id += 1
         self._open[job.job_id] = job
         if not work.plan.moves and self._may_end(job):
             self._end(job)
         return job
 
-    def is_open(self, job: object) -> bool:
-        """Whether a job is one of these and has no result."""
-        return isinstance(job, Job) and self._open.get(job.job_id) is job
+    def has(self, job: object) -> bool:
+        """Whether a job is one of these."""
+        return isinstance(job, Job) and job.owner is self
 
     def see_ended(self) -> None:
         """Ends the jobs whose transfers ended, and gives up those that are late. Does not wait."""

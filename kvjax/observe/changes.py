@@ -41,6 +41,7 @@ class EventQueue:
         self._chunking = chunking
         self._callback = callback
         self._changes: deque[Change] = deque()
+        self._events: deque[KVEvent] = deque()
         self._telling = threading.Lock()
 
     def put(self, change: Change) -> None:
@@ -49,10 +50,14 @@ class EventQueue:
 
     def tell(self) -> None:
         """Tells the events in their order. Where another thread is at it, or this one further up, that one goes on."""
-        while self._callback is not None and self._changes and self._telling.acquire(blocking=False):
+        while self._callback is not None and self._waiting() and self._telling.acquire(blocking=False):
             try:
-                while self._changes:
-                    for event in events_of(self._chunking, self._changes.popleft()):
-                        self._callback(event)
+                while self._waiting():
+                    if not self._events:
+                        self._events.extend(events_of(self._chunking, self._changes.popleft()))
+                    self._callback(self._events.popleft())
             finally:
                 self._telling.release()
+
+    def _waiting(self) -> bool:
+        return bool(self._events or self._changes)

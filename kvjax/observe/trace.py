@@ -95,25 +95,35 @@ class TraceWriter:
         max_load_tokens: int | None = None,
         skip: bool = False,
     ) -> None:
-        """Records a lookup. A request is named by `str(request_id)`; the other arguments are those of `LookupCall`."""
-        limits = (max_store_tokens, max_load_tokens, skip)
-        self.write(LookupCall(str(request_id), namespace, num_tokens, b"".join(hashes), device_tokens, *limits))
+        """Records a lookup; the arguments are those of `LookupCall`. A limit that no request reaches is none."""
+        self.write(
+            LookupCall(
+                _name(request_id),
+                namespace,
+                num_tokens,
+                b"".join(hashes),
+                device_tokens,
+                _limit(max_store_tokens),
+                _limit(max_load_tokens),
+                skip,
+            )
+        )
 
     def extend(self, request_id: Hashable, *, num_tokens: int, hashes: Iterable[bytes]) -> None:
         """Records that a request has more tokens, see `ExtendCall`."""
-        self.write(ExtendCall(str(request_id), num_tokens, b"".join(hashes)))
+        self.write(ExtendCall(_name(request_id), num_tokens, b"".join(hashes)))
 
     def load(self, request_id: Hashable) -> None:
         """Records a load."""
-        self.write(LoadCall(str(request_id)))
+        self.write(LoadCall(_name(request_id)))
 
     def store(self, request_id: Hashable, *, num_tokens: int, checkpoint: bool = False) -> None:
         """Records a store, see `StoreCall`."""
-        self.write(StoreCall(str(request_id), num_tokens, checkpoint))
+        self.write(StoreCall(_name(request_id), num_tokens, checkpoint))
 
     def finish(self, request_id: Hashable) -> None:
         """Records the end of a request."""
-        self.write(FinishCall(str(request_id)))
+        self.write(FinishCall(_name(request_id)))
 
     def invalidate(self, namespace: bytes | None = None) -> None:
         """Records that chunks became misses, see `InvalidateCall`."""
@@ -226,3 +236,18 @@ def _cache(chunking: Chunking | None) -> tuple[dict[str, Any] | None, dict[str, 
         return None, None
     names = chunking.layout.names
     return geometry_of(chunking.layout), {names[g]: chunking.blocks_per_chunk[g] or 1 for g in chunking.layout.cached}
+
+
+def _limit(tokens: int | None) -> int | None:
+    return None if tokens is None or tokens > MOST_TOKENS else tokens
+
+
+def _name(request_id: Hashable) -> str:
+    """What a request is called in a trace: its id, if that is text, else with its type. Ids that differ have names that
+    differ, as far as their texts do."""
+    if isinstance(request_id, str):
+        return request_id
+    try:
+        return f"{type(request_id).__name__} {request_id!r}"
+    except Exception:  # noqa: BLE001  # the id is the user's own, and recording must not break serving
+        return f"{type(request_id).__name__} of hash {hash(request_id)}"

@@ -5,6 +5,7 @@ from kvjax.pool.index import fingerprints as fingerprints
 from kvjax.pool.lru import LRU as LRU
 from kvjax.pool.policy import Access as Access
 from kvjax.pool.policy import Policy as Policy
+from kvjax.pool.policy import PolicyError as PolicyError
 from kvjax.pool.pool import ChunkPool as ChunkPool
 from kvjax.pool.records import Change as Change
 from kvjax.pool.records import Pins as Pins

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from kvjax._checks import integer
 from kvjax.pool.ghosts import Ghosts
 from kvjax.pool.policy import Access
 from kvjax.pool.recency import FIRST_SLOTS, RecencyList, longer
@@ -24,12 +25,18 @@ class ARC:
 
     Args:
         ghost_places: chunks that left and are remembered at most; a power of two.
+
+    Raises:
+        ValueError: `ghost_places` is no power of two below 2**32.
     """
 
     def __init__(self, ghost_places: int = _GHOST_PLACES):
+        places = integer(ghost_places, "ghost_places", at_least=1, below=2**32)
+        if places & (places - 1):
+            raise ValueError(f"`ghost_places` must be a power of two, got {places}")
         self._once = RecencyList()
         self._again = RecencyList()
-        self._ghosts = Ghosts(ghost_places)
+        self._ghosts = Ghosts(places)
         self._fingerprints = np.full(FIRST_SLOTS, 0, np.uint64)  # by slot; filled, as `Ghosts` is
         self._target = 0.0  # slots that `_once` may keep for itself
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvjax.pool.chunks import NO_SLOTS, ChunkTable
 from kvjax.pool.lru import LRU
-from kvjax.pool.policy import Access, Policy
+from kvjax.pool.policy import Access, Policy, PolicyError
 
 _METHODS = ("touch", "remove", "victims", "slots")
 _END = object()
@@ -73,7 +73,7 @@ class CheckedPolicy:
         for slots, ranks in self._named():
             num_named += len(slots)
             if num_named > chunks.most_slots:
-                raise ValueError("a policy must name each slot once, got more slots than there are chunks")
+                raise PolicyError("a policy must name each slot once, got more slots than there are chunks")
             may_go = chunks.pins[slots] == 0
             if not may_go.any():
                 continue
@@ -93,27 +93,27 @@ class CheckedPolicy:
         try:
             pairs = iter(self._policy.victims())
         except Exception as error:  # the edge to a user's code
-            raise ValueError(f"a policy's `victims` must return an iterator, it raised {error!r}") from error
+            raise PolicyError(f"a policy's `victims` must return an iterator, it raised {error!r}") from error
         while True:
             try:
                 pair = next(pairs, _END)
             except Exception as error:  # the edge to a user's code
-                raise ValueError(f"a policy's `victims` must name slots, it raised {error!r}") from error
+                raise PolicyError(f"a policy's `victims` must name slots, it raised {error!r}") from error
             if pair is _END:
                 return
             yield self._checked(pair)
 
     def _checked(self, pair: Any) -> tuple[np.ndarray, np.ndarray]:
         if not (isinstance(pair, tuple) and len(pair) == 2 and all(map(_is_integers, pair))):
-            raise ValueError(f"a policy must name victims as pairs of arrays of integers, got {_shown(pair)}")
+            raise PolicyError(f"a policy must name victims as pairs of arrays of integers, got {_shown(pair)}")
         slots, ranks = pair
         if len(slots) != len(ranks) or not len(slots):
-            raise ValueError(f"a policy must name victims with one rank for each, got {len(slots)} and {len(ranks)}")
+            raise PolicyError(f"a policy must name victims with one rank for each, got {len(slots)} and {len(ranks)}")
         indexed = self._chunks.indexed
         known = (slots >= 0) & (slots < len(indexed))
         known &= indexed[slots if np.count_nonzero(known) == len(slots) else np.where(known, slots, 0)]
         if np.count_nonzero(known) < len(slots):
-            raise ValueError(f"a policy must name slots of chunks that it was told of, got {slots[~known][0]}")
+            raise PolicyError(f"a policy must name slots of chunks that it was told of, got {slots[~known][0]}")
         return slots, ranks
 
     def _replace(self, error: Exception) -> None:
@@ -138,7 +138,10 @@ def _check_methods(policy: Any) -> None:
         raise ValueError(
             f"`policy` must be an object with the methods of `kvjax.pool.Policy`, got {policy!r}, {lacking}"
         )
-    num_known = len(policy.slots())
+    try:
+        num_known = len(policy.slots())
+    except Exception as error:  # the edge to a user's code
+        raise ValueError(f"`policy` must know no slots yet, its `slots` raised {error!r}") from error
     if num_known:
         raise ValueError(f"`policy` must be new, for one pool alone, got one that knows {num_known} slots")
 
@@ -147,7 +150,7 @@ def _distinct(slots: np.ndarray) -> np.ndarray:
     ordered = np.sort(slots)
     twice = ordered[1:] == ordered[:-1]
     if twice.any():
-        raise ValueError(f"a policy must name each slot once, got {ordered[1:][twice][0]} twice")
+        raise PolicyError(f"a policy must name each slot once, got {ordered[1:][twice][0]} twice")
     return slots.astype(np.int64, copy=False)
 
 

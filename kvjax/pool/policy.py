@@ -29,6 +29,10 @@ class Access:
     fingerprints: np.ndarray
 
 
+class PolicyError(ValueError):
+    """A policy answered what it must not. Nothing changed."""
+
+
 class Policy(Protocol):
     """Decides in which order chunks leave a full pool.
 

@@ -93,12 +93,12 @@ def test_a_trace_is_read_as_it_was_written(tmp_path):
     trace = read_trace(path)
     assert (trace.tokens_per_hash, trace.created_by, trace.cut_off) == (16, f"kvjax {kvjax.__version__}", False)
     assert trace.calls == [
-        LookupCall("7", NAMESPACE, 40, HASHES[0] + HASHES[1], {"full": 3}),
-        LoadCall("7"),
-        StoreCall("7", 40),
-        ExtendCall("7", 64, HASHES[2] + HASHES[3]),
-        StoreCall("7", 64, checkpoint=True),
-        FinishCall("7"),
+        LookupCall("int 7", NAMESPACE, 40, HASHES[0] + HASHES[1], {"full": 3}),
+        LoadCall("int 7"),
+        StoreCall("int 7", 40),
+        ExtendCall("int 7", 64, HASHES[2] + HASHES[3]),
+        StoreCall("int 7", 64, checkpoint=True),
+        FinishCall("int 7"),
         InvalidateCall(NAMESPACE),
         InvalidateCall(),
     ]
