@@ -131,6 +131,13 @@ METRICS: tuple[Metric | GroupMetric | HistogramMetric, ...] = (
     Metric("kvjax_failed_jobs_total", "counter", "jobs", "loads and stores that ended badly", lambda s: s.failed_jobs),
     Metric("kvjax_cancelled_jobs_total", "counter", "jobs", "loads and stores cancelled", lambda s: s.cancelled_jobs),
     Metric("kvjax_late_jobs_total", "counter", "jobs", "loads and stores past their deadline", lambda s: s.late_jobs),
+    Metric(
+        "kvjax_outdated_stores_total",
+        "counter",
+        "stores",
+        "stores of requests whose chunks were invalidated after they were looked up",
+        lambda s: s.outdated_stores,
+    ),
     HistogramMetric("kvjax_load_seconds", "from the issue of a load to its end", lambda s: s.load_seconds),
     HistogramMetric("kvjax_store_seconds", "from the issue of a store to its end", lambda s: s.store_seconds),
     Metric("kvjax_budget_bytes", "gauge", "bytes", "budget of the host pool", lambda s: s.budget_bytes),
@@ -144,6 +151,13 @@ METRICS: tuple[Metric | GroupMetric | HistogramMetric, ...] = (
     GroupMetric("kvjax_resident_chunks", "gauge", "chunks", "chunks that a lookup finds", lambda g: g.resident_chunks),
     Metric("kvjax_open_requests", "gauge", "requests", "requests not finished", lambda s: s.open_requests),
     Metric("kvjax_open_jobs", "gauge", "jobs", "jobs not seen to end", lambda s: s.open_jobs),
+    Metric(
+        "kvjax_given_up_jobs",
+        "gauge",
+        "jobs",
+        "jobs cancelled or late whose transfers go on",
+        lambda s: s.given_up_jobs,
+    ),
     Metric(
         "kvjax_most_staged_bytes", "gauge", "bytes", "the most that was staged at a time", lambda s: s.most_staged_bytes
     ),

@@ -52,6 +52,8 @@ class StandIn:
     failed_jobs: int = 19
     cancelled_jobs: int = 20
     late_jobs: int = 21
+    outdated_stores: int = 25
+    given_up_jobs: int = 26
     open_requests: int = 22
     open_jobs: int = 23
     most_staged_bytes: int = 24
