@@ -418,7 +418,7 @@ class Ledger:
         """Whether no load that must be completed before this load or store is still open."""
         if not isinstance(work, (Load, Store)):
             raise ValueError(f"`work` must be a load or a store, got {work!r}")
-        return not any(self._loads.is_open(load) for load in work.after)
+        return self._loads.all_ended(work.after)
 
     # --- all of it ------------------------------------------------------------------------------------
 

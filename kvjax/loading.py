@@ -1,6 +1,6 @@
 """Loads under way: what they read, which of them share blocks, and what is left of one that failed."""
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -36,14 +36,14 @@ class Loads:
         self._given_up: set[Load] = set()  # of the open ones
         self._lost: WeakKeyDictionary[Load, dict[int, np.ndarray]] = WeakKeyDictionary()  # epochs not restored
 
-    def is_open(self, load: Load) -> bool:
-        """Whether a load was prepared here and is not completed."""
-        return load in self._open
-
     def check_open(self, load: Any) -> None:
         """Raises a `ValueError` if a load was not prepared here, or was completed."""
         if not isinstance(load, Load) or load not in self._open:
             raise ValueError("a load must be one that was prepared here and not completed yet")
+
+    def all_ended(self, loads: Iterable[Load]) -> bool:
+        """Whether none of some loads is open."""
+        return not any(load in self._open for load in loads)
 
     def failed(self, load: Load) -> bool:
         """Whether a load ended without all that it was to restore."""
@@ -134,7 +134,7 @@ class Loads:
             ValueError: the load is not open; or one that it shares is, and it did not fail.
         """
         self.check_open(load)
-        if not failed and any(other in self._open for other in load.after):
+        if not failed and not self.all_ended(load.after):
             raise ValueError("a load that shares blocks of others must be completed after their loads")
         del self._open[load]
         self._given_up.discard(load)

@@ -6,7 +6,6 @@ block in C order, little-endian. Zeros pad it to whole units. A stacked leaf thu
 layers as separate leaves. A recurrent chunk holds one block, the state at its end.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -108,12 +107,6 @@ def cut_into_units(chunking: Chunking, bytes_per_unit: int) -> Units:
         for size, count in zip(chunking.chunk_bytes, counts, strict=True)
     )
     return Units(unit, counts, padding)
-
-
-def unit_rows(units: Units, group_idx: int, of_chunks: Sequence[np.ndarray]) -> np.ndarray:
-    """Returns the unit ids of chunks of one group as `(len(of_chunks), units_per_chunk)`."""
-    width = units.units_per_chunk[group_idx] or 0
-    return np.concatenate(of_chunks).reshape(-1, width) if of_chunks else np.empty((0, width), np.int32)
 
 
 def blocks_in_chunk(chunking: Chunking, group_idx: int) -> int:

@@ -100,7 +100,7 @@ class Stores:
     def complete(self, store: Store, *, ok: bool | Mapping[int, np.ndarray]) -> bool:
         """Ends a store, see `Ledger.complete_store`."""
         self.check_open(store)
-        if ok is not False and not self._may_complete(store):
+        if ok is not False and not self._loads.all_ended(store.after):
             raise ValueError("a store must be completed after the loads of its request that were under way before it")
         masks = {moves.group_idx: rows_ok(ok, moves) for moves in store.plan.moves}
         if any(self._loads.failed(load) for load in store.after):
@@ -198,9 +198,6 @@ class Stores:
     def _ask_again(self, request: Request, checkpoints: Sequence[int]) -> None:
         request.checkpoints.update(checkpoints)
         request.stored_at = 0
-
-    def _may_complete(self, store: Store) -> bool:
-        return not any(self._loads.is_open(load) for load in store.after)
 
     def _completes_a_chunk(self, before: int, written: int) -> bool:
         """Whether any group has more complete chunks at `written` than at `before`."""
