@@ -135,9 +135,25 @@ def chunk_keys(
     """
     per_chunk = chunking.hashes_per_chunk[group_idx]
     assert per_chunk is not None, "scratch groups have no keys"
-    tag = group_idx.to_bytes(_GROUP_BYTES, "little") + namespace[:NAMESPACE_BYTES]
+    tag = _group_tag(group_idx, namespace)
     stop = None if stop_chunk is None else stop_chunk * per_chunk
     return list(map(add, hashes[(first_chunk + 1) * per_chunk - 1 : stop : per_chunk], repeat(tag)))
+
+
+def chunk_key(prefix_hash: bytes, group_idx: int, namespace: bytes) -> ChunkKey:
+    """Returns the key of the chunk of a group that ends where a prefix hash does.
+
+    Args:
+        prefix_hash: `HASH_BYTES` long.
+        group_idx: the group.
+        namespace: of the request, or its first `NAMESPACE_BYTES` bytes.
+    """
+    return prefix_hash + _group_tag(group_idx, namespace)
+
+
+def key_hash(key: ChunkKey) -> bytes:
+    """Returns the prefix hash that a chunk key carries, `HASH_BYTES` long."""
+    return key[:HASH_BYTES]
 
 
 def key_group(key: ChunkKey) -> int:
@@ -145,6 +161,5 @@ def key_group(key: ChunkKey) -> int:
     return int.from_bytes(key[HASH_BYTES : HASH_BYTES + _GROUP_BYTES], "little")
 
 
-def key_namespace(key: ChunkKey) -> bytes:
-    """Returns the start of the namespace that a chunk key carries, `NAMESPACE_BYTES` long."""
-    return key[HASH_BYTES + _GROUP_BYTES :]
+def _group_tag(group_idx: int, namespace: bytes) -> bytes:
+    return group_idx.to_bytes(_GROUP_BYTES, "little") + namespace[:NAMESPACE_BYTES]

@@ -17,10 +17,11 @@ from kvjax.groups import CacheLayout, FullAttention, GroupSpec, LeafSpec, Recurr
 from kvjax.keys import (
     HASH_BYTES,
     NAMESPACE_BYTES,
+    chunk_key,
     chunk_keys,
     engine_hashes,
     key_group,
-    key_namespace,
+    key_hash,
     namespace_of,
     prefix_hashes,
     token_array,
@@ -264,10 +265,11 @@ def test_the_same_hash_in_two_groups_is_two_keys():
     assert [key_group(key) for key in first + second] == [0, 0, 2, 2]
 
 
-def test_a_key_gives_its_namespace_back():
+def test_a_key_is_made_of_its_hash_its_group_and_its_namespace():
     cut = chunking()
     (key,) = chunk_keys(cut, 0, prefix_hashes(NAMESPACE, range(4), 4), NAMESPACE)
-    assert key_namespace(key) == NAMESPACE[:NAMESPACE_BYTES]
+    assert key == chunk_key(key_hash(key), key_group(key), NAMESPACE)
+    assert key[-NAMESPACE_BYTES:] == NAMESPACE[:NAMESPACE_BYTES]
 
 
 def test_the_type_of_integers_is_no_part_of_a_key():
