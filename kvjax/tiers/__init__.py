@@ -2,7 +2,7 @@
 
 from kvjax.tiers.tier import Tier as Tier
 from kvjax.tiers.tier import TierError as TierError
-from kvjax.tiers.tier import TierFull as TierFull
-from kvjax.tiers.tier import TierTimeout as TierTimeout
-from kvjax.tiers.tier import TierUnavailable as TierUnavailable
+from kvjax.tiers.tier import TierFullError as TierFullError
+from kvjax.tiers.tier import TierTimeoutError as TierTimeoutError
+from kvjax.tiers.tier import TierUnavailableError as TierUnavailableError
 from kvjax.tiers.tier import Usage as Usage

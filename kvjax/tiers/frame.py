@@ -38,7 +38,7 @@ _CHECK = struct.Struct("<Q")
 assert _FIELDS.size + _CHECK.size == HEADER_BYTES
 
 
-class BadFrame(Exception):  # noqa: N818  # it is a finding, like `KeyError` of a missing key
+class BadFrameError(Exception):
     """An entry is not what its name says. `reason` is a word or two for counters."""
 
     def __init__(self, reason: str):
@@ -105,22 +105,22 @@ def read_header(frame: bytes | memoryview) -> Header:
     """Returns what the first `HEADER_BYTES` bytes of an entry say.
 
     Raises:
-        BadFrame: they are no header of this version, or not as they were written.
+        BadFrameError: they are no header of this version, or not as they were written.
     """
     raw = bytes(frame[:HEADER_BYTES])
     if len(raw) < HEADER_BYTES:
-        raise BadFrame("length")
+        raise BadFrameError("length")
     if raw[:4] != MAGIC:
-        raise BadFrame("magic")
+        raise BadFrameError("magic")
     _, version, header_bytes, group_idx, tokens, chunk_idx, payload_bytes, namespace, key, group, checksum = (
         _FIELDS.unpack_from(raw)
     )
     if version != VERSION:
-        raise BadFrame("version")
+        raise BadFrameError("version")
     if header_bytes != HEADER_BYTES or _CHECK.unpack_from(raw, _FIELDS.size)[0] != xxhash.xxh3_64_intdigest(
         raw[: _FIELDS.size]
     ):
-        raise BadFrame("header")
+        raise BadFrameError("header")
     group_name = group.rstrip(b"\0").decode(errors="replace")
     return Header(group_idx, group_name, chunk_idx, tokens, payload_bytes, namespace, key, checksum)
 
@@ -133,18 +133,18 @@ def verify(frame: memoryview, name: EntryName) -> memoryview:
         name: under which it was found.
 
     Raises:
-        BadFrame: it is anything else.
+        BadFrameError: it is anything else.
     """
     if len(frame) != name.num_bytes:
-        raise BadFrame("length")
+        raise BadFrameError("length")
     header = read_header(frame)
     if header.namespace != name.namespace:
-        raise BadFrame("namespace")
+        raise BadFrameError("namespace")
     if header.key != name.key or header.group_idx != key_group(name.key):
-        raise BadFrame("key")
+        raise BadFrameError("key")
     payload = frame[HEADER_BYTES:]
     if header.payload_bytes != len(payload):
-        raise BadFrame("length")
+        raise BadFrameError("length")
     if xxhash.xxh3_128_digest(payload) != header.checksum:
-        raise BadFrame("checksum")
+        raise BadFrameError("checksum")
     return payload

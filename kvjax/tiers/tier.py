@@ -20,15 +20,15 @@ class TierError(OSError):
     """A tier could not do what it was asked. The text names no credentials."""
 
 
-class TierFull(TierError):
+class TierFullError(TierError):
     """There is no room for an entry: the device is full, a quota or the memory limit is reached."""
 
 
-class TierTimeout(TierError):
+class TierTimeoutError(TierError):
     """A tier did not answer by the deadline."""
 
 
-class TierUnavailable(TierError):
+class TierUnavailableError(TierError):
     """A tier cannot be reached, or refuses."""
 
 
@@ -97,8 +97,8 @@ class Tier(ABC):
             deadline: by the monotonic clock, in seconds.
 
         Returns:
-            For each entry a future: true if it was written, false if it was there. It raises `TierFull`, or another
-            `TierError`, and then nothing under that name can be read that was not there before.
+            For each entry a future: true if it was written, false if it was there. It raises `TierFullError`, or
+            another `TierError`, and then nothing under that name can be read that was not there before.
         """
 
     @abstractmethod
