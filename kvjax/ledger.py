@@ -198,6 +198,8 @@ class Ledger:
         others = check_all(ranks, "ranks")
         request.limits = request.limits.at_most(Limits.of(None, max_load_tokens, False))
         before = request.pins
+        for chain in request.chains.values():
+            chain.look_anew()
         self._lookups.find(request, request.device_tokens, others)
         found = self._found(request)
         if before is not None:
