@@ -212,13 +212,20 @@ class TierFlow:
             return self._writer.flush(until, self.tick)
 
     def close(self, timeout_s: float) -> None:
-        """Ends all threads, and the tiers."""
-        if not self._closed:
-            self._closed = True
-            self._reader.stop(timeout_s)
-            self._writer.stop(timeout_s)
-            for level in self.levels:
+        """Ends all threads, and the tiers; threads that hang longer than that are left behind."""
+        if self._closed:
+            return
+        self._closed = True
+        threads = [*self._reader.stop(), *self._writer.stop()]
+        for level in self.levels:
+            try:
                 level.tier.close()
+            except Exception as error:  # noqa: BLE001  # whatever a tier raises, the others are closed
+                with self._lock:
+                    level.failed("closing", error)
+        until = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     # --- parts ----------------------------------------------------------------------------------------
 

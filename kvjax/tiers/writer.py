@@ -148,14 +148,12 @@ class Writer:
                 self._changed.wait(0.05 if left is None else min(0.05, left))
         return good
 
-    def stop(self, timeout_s: float) -> None:
-        """Ends the threads; those that hang are left behind. The lock must be free."""
+    def stop(self) -> list[threading.Thread]:
+        """Tells the threads to end, and returns them."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        until = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        return self._threads
 
     # --- parts, under the lock ------------------------------------------------------------------------
 
