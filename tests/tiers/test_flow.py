@@ -223,7 +223,7 @@ def test_a_tier_that_cannot_be_written_costs_misses_and_nothing_else(fault, writ
     assert stats.pending_bytes == 0
     faulty.choose = no_faults
     faulty.settle()
-    _forget_host(engine)
+    engine.offloader.ledger.invalidate()  # the host pool is empty
     engine.offloader._flow.levels[0].health.answered()  # as if its pause were over
     kept = fault in (Fault.LATE, Fault.LOST)  # some were written all the same
     assert bool(inner.entries) == kept
@@ -428,7 +428,6 @@ class TestPromotions:
         offloader.wait()
         assert offloader.ledger.pool.open_pins() == offloader.ledger.pool.open_reservations() == set()
         assert offloader.ledger.pool.num_free_units == offloader.ledger.pool.num_units
-        assert offloader.stats().late_jobs == (how == "late")
         offloader.check_integrity()
         offloader.close(flush=False)
 
