@@ -108,7 +108,7 @@ class KVStoreTier(Tier):
 
     def delete(self, names: Sequence[EntryName], *, deadline: float) -> Future[int]:
         """See `Tier.delete`."""
-        return self._writers.call(self._delete, [(tuple(names),)], deadline=deadline)[0]
+        return self._writers.call(self._delete, [(tuple(names), deadline)], deadline=deadline)[0]
 
     def list(self, namespace: bytes | None = None) -> Iterator[EntryName]:
         """See `Tier.list`. Whatever has the name of an entry is listed, whatever its bytes."""
@@ -158,7 +158,7 @@ class KVStoreTier(Tier):
             self._budget.check_integrity()
 
     def _too_late(self) -> TierError:
-        return TierTimeoutError(f"{self.name} was asked after the deadline")
+        return TierTimeoutError(f"{self.name} did not get to it by the deadline")
 
     def _refuse_unless_ready(self) -> None:
         if self._closed:
@@ -193,9 +193,14 @@ class KVStoreTier(Tier):
                 if room is Room.NEVER:
                     raise TierFullError(f"{self.name}: an entry of {name.num_bytes} bytes is larger than the budget")
                 victims = self._budget.evict(self._budget.shortage(name)) if room is Room.SHORT else []
-                if not victims and not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise TierTimeoutError(f"{self.name}: no room was made by the deadline")
+                if not victims:
+                    self._wait(deadline)
             self._evict(victims)
+
+    def _wait(self, deadline: float) -> None:
+        """Lets other threads change the books, which are locked before and after."""
+        if not self._changed.wait(max(0.0, deadline - time.monotonic())):
+            raise self._too_late()
 
     def _write(self, name: EntryName, frame: memoryview, future: Handover[bool]) -> bool:
         try:
@@ -227,30 +232,30 @@ class KVStoreTier(Tier):
 
     def _get(self, name: EntryName, buffer: memoryview, future: Handover[int]) -> int:
         with self._changed:
-            known = name in self._budget
             self._budget.begin_read(name)
         try:
             num_bytes = self._store.read(name, buffer, future)
+            with self._changed:
+                if num_bytes == name.num_bytes and self._first_scan.succeeded:
+                    self._budget.found(name)
+            return num_bytes
         except KeyError:
             with self._changed:
-                if self._budget.leave(name):
-                    self._budget.gone(name)
+                self._budget.missed(name)
             raise
         finally:
             with self._changed:
                 self._budget.end_read(name)
                 self._changed.notify_all()
-        if not known and num_bytes == name.num_bytes and self._first_scan.succeeded:
-            with self._changed:
-                self._budget.adopt(name)
-        return num_bytes
 
-    def _delete(self, names: Sequence[EntryName], future: Handover[int]) -> int:
+    def _delete(self, names: Sequence[EntryName], deadline: float, future: Handover[int]) -> int:
         deleted = 0
         for name in names:
             if future.ended:
                 raise EndedError
             with self._changed:
+                while self._budget.is_busy(name):
+                    self._wait(deadline)
                 known = self._budget.leave(name)
             if known:
                 deleted += self._evict([name])
