@@ -265,8 +265,8 @@ def register_metrics(
 
     Raises:
         ImportError: `prometheus_client` is not installed.
-        ValueError: a label's name is no label name, begins with `__`, or is `group`, `tier` or `le`; a label's value is no
-            string; or the registry has the metrics of another offloader.
+        ValueError: a label's name is no label name, begins with `__`, or is `group`, `tier` or `le`; a label's value
+            is no string; or the registry has the metrics of another offloader.
     """
     constant = checked_labels(labels or {})
     try:
