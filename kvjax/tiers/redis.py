@@ -128,9 +128,10 @@ class RedisTier(Tier):
             wires = list(self._wires)
         for wire in wires:
             wire.abort()
-        wait(under_way, _ABORTED_S)
+        still_busy = wait(under_way, _ABORTED_S).not_done
         for wire in wires:
             wire.close()
+        self._threads.shutdown(wait=not still_busy)
 
     def _start_each(
         self, talk: Callable, names: Sequence[EntryName], views: Sequence[memoryview], deadline: float
@@ -157,13 +158,13 @@ class RedisTier(Tier):
 
     def _submit(self, talk: Talk, answers: Sequence[Answer], deadline: float) -> None:
         with self._lock:
-            if not self._closed:
-                task = self._threads.submit(self._run, talk, answers, deadline)
+            task = None if self._closed else self._threads.submit(self._run, talk, answers, deadline)
+            if task is not None:
                 self._under_way.add(task)
-                task.add_done_callback(self._forget)
-                return
-        for answer in answers:
-            answer.expire(_closed_error())
+        if task is None:
+            fail_all(answers, _closed_error())
+        else:
+            task.add_done_callback(self._forget)  # at once and here, if it is done
 
     def _forget(self, task: Future) -> None:
         with self._lock:
