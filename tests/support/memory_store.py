@@ -18,6 +18,7 @@ class MemoryStore(Store):
         self.entries: dict[EntryName, bytes] = {}
         self.room = 0  # bytes taken now
         self.most_room = 0
+        self.num_writes = 0  # begun
         self.failures: list[TierError] = []  # one for each of the next writes
         self.delete_failures: list[TierError] = []
         self.going = threading.Event()
@@ -26,6 +27,7 @@ class MemoryStore(Store):
         self._lock = threading.Lock()
 
     def write(self, name: EntryName, frame: memoryview, future: Handover) -> bool:
+        self.num_writes += 1
         if self.failures:
             raise self.failures.pop(0)
         data = future.touch(lambda: bytes(frame))

@@ -81,7 +81,8 @@ class BudgetMachine(RuleBasedStateMachine):
     def a_read_found_its_entry(self):
         name = self.reading[-1]
         self.budget.found(name)
-        self.use(name)
+        if name not in self.changed:
+            self.use(name)
         unknown = name not in {*self.held, *self.writing, *self.leaving, *self.changed}
         if unknown and name.num_bytes <= self.room():
             self.hold(name)

@@ -277,3 +277,44 @@ def test_thousands_of_names_are_answered_at_once(small, store):
     assert future.done()
     assert result(future).tolist() == [False] * 4000 + [True]
     store.going.set()
+
+
+def test_a_deletion_waits_for_a_write_of_the_same_entry(store):
+    """If it did not, the entry could be deleted between its writing and its entering the books, which would keep it."""
+    tier = tier_on(store)
+    store.going.clear()
+    name, frame = ENTRIES[0].name, memoryview(ENTRIES[0].frame)
+    (write,) = tier.put([name], [frame], deadline=later())
+    assert store.waiting.acquire(timeout=LONG_S)
+    late = tier.delete([name], deadline=later(0.02))
+    with pytest.raises(TierTimeoutError):
+        result(late)
+    deletion = tier.delete([name], deadline=later())
+    store.going.set()
+    assert [result(write), result(deletion)] == [True, 1]
+    assert exists(tier, [name]) == [False]
+    assert tier.usage().num_bytes == store.room == 0
+    tier.close()
+
+
+def test_an_entry_of_another_size_does_not_enter_the_books(store):
+    tier = tier_on(store)
+    store.entries[ENTRIES[0].name] = b"cut short"
+    (future,) = tier.get([ENTRIES[0].name], [memoryview(bytearray(ROOM))], deadline=later())
+    assert result(future) == 9
+    assert exists(tier, [ENTRIES[0].name]) == [False]
+    tier.close()
+
+
+def test_what_ended_before_its_turn_is_not_begun(store):
+    tier = tier_on(store, num_threads=1)
+    store.going.clear()
+    names, frames = [one.name for one in ENTRIES[:3]], [memoryview(one.frame) for one in ENTRIES[:3]]
+    futures = tier.put(names, frames, deadline=later())
+    assert store.waiting.acquire(timeout=LONG_S)
+    assert futures[1].cancel()
+    store.going.set()
+    assert [result(futures[0]), result(futures[2])] == [True, True]
+    assert list(store.entries) == [names[0], names[2]]
+    assert store.num_writes == 2
+    tier.close()
