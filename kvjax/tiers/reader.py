@@ -76,10 +76,11 @@ class Reader:
     def read(self, level: Level, part: Part) -> None:
         """Begins to read rows of a fetch from a tier."""
         pieces = []
+        most_bytes = min(_MOST_BYTES_AT_A_TIME, level.tier.max_pending_bytes // _THREADS_PER_TIER)
         start = num_bytes = 0
         for stop, name in enumerate(part.names, 1):
             num_bytes += name.num_bytes
-            if stop - start == _MOST_AT_A_TIME or num_bytes >= _MOST_BYTES_AT_A_TIME or stop == len(part.names):
+            if stop - start == _MOST_AT_A_TIME or num_bytes >= most_bytes or stop == len(part.names):
                 rows = slice(start, stop)
                 pieces.append(Part(part.fetch, part.rows[rows], part.names[rows], part.units[rows]))
                 start, num_bytes = stop, 0
