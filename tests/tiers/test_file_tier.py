@@ -349,3 +349,14 @@ def test_readers_see_whole_entries_or_none_while_they_are_deleted_and_written(op
     stop.set()
     reader.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("show", [True, False])
+def test_looking_through_a_folder_shows_progress_where_that_is_asked_for(tmp_path, capsys, show):
+    with contextlib.closing(open_tier(f"file://{tmp_path}")) as tier:
+        put(tier, ENTRIES)
+    with contextlib.closing(open_tier(f"file://{tmp_path}", show_progress=show)) as tier:
+        assert tier.usage().num_entries == len(ENTRIES)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert ("looking through" in told.err) == show
