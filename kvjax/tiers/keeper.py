@@ -101,8 +101,8 @@ class Keeper:
         return deleted
 
     def scan(self, show_progress: bool | None, alive: Callable[[], None]) -> None:
-        """Looks through the store, makes the books what it holds, and keeps within the budget. If the looking fails, the
-        books stay as they are. See `kvjax.tiers.scans.scan` for the arguments."""
+        """Looks through the store, makes the books what it holds, and keeps within the budget. See
+        `kvjax.tiers.scans.scan` for the arguments. If the looking fails, the books stay as they are."""
         with self._scanning:
             with self._changed:
                 self._budget.begin_scan()
