@@ -32,6 +32,7 @@ from kvjax.positions import Restorable as Restorable
 from kvjax.retention import retained_from as retained_from
 from kvjax.stats import GroupStats as GroupStats
 from kvjax.stats import Stats as Stats
+from kvjax.stats import TierStats as TierStats
 
 if TYPE_CHECKING:
     from kvjax.jobs import Job as Job

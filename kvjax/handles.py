@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from kvjax.decision import Decision
 from kvjax.plan import LoadPlan, StorePlan
 from kvjax.pool import Pins, Reservation
 from kvjax.requests import Request
@@ -27,6 +28,9 @@ class Lookup:
             that shares these blocks (in its block tables, with `share=True`) does not load them again. They are
             those requests' until their jobs have results. One that ends before the load is prepared brings nothing
             any more, and its blocks are written once more, with the same bytes.
+        promised_tokens: where the request could resume once what is on its way to the pool from lower tiers has come;
+            `hit_tokens` if nothing is.
+        decision: whether restoring pays and from where, with what the ways cost; `None` if there was no choice.
     """
 
     hit_tokens: int
@@ -36,6 +40,8 @@ class Lookup:
     limited_by: tuple[str, ...]
     checkpoints: tuple[int, ...] = ()
     arriving: dict[str, np.ndarray] = field(default_factory=dict)
+    promised_tokens: int = 0
+    decision: Decision | None = None
 
 
 @dataclass(slots=True)
@@ -125,6 +131,16 @@ class Load:
     after: "tuple[Load, ...]" = ()
     stale: bool = False
 
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that it moves itself."""
+        return self.plan.num_chunks
+
+    @property
+    def num_bytes(self) -> int:
+        """Their bytes, without padding."""
+        return self.plan.num_bytes
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Store:
@@ -147,3 +163,13 @@ class Store:
     request: Request = field(repr=False)
     checkpoints: tuple[int, ...] = ()
     after: list[Load] = field(default_factory=list, repr=False)
+
+    @property
+    def num_chunks(self) -> int:
+        """Chunks that it moves."""
+        return self.plan.num_chunks
+
+    @property
+    def num_bytes(self) -> int:
+        """Their bytes, without padding."""
+        return self.plan.num_bytes

@@ -21,6 +21,7 @@ from kvjax.lookups import Lookups
 from kvjax.packing import Units
 from kvjax.pool import ChunkPool, Policy
 from kvjax.positions import Restorable, check_all
+from kvjax.promotions import Promotion, Promotions
 from kvjax.requests import Limits, Request
 from kvjax.stores import Stores, rows_ok
 from kvjax.storing import StoreChooser
@@ -108,6 +109,7 @@ class Ledger:
             store_after=self.store_after,
         )
         self._loads = Loads(chunking, units, self.pool, self._requests)
+        self._promotions = Promotions(chunking, units, self.pool, self._requests)
         self._stores = Stores(
             chunking, self.pool, chooser, self._lookups, self._loads, self.counts, self.resume_multiple
         )
@@ -165,7 +167,7 @@ class Ledger:
         others = check_all(ranks, "ranks")
         request = self._lookups.new_request(self.namespace(salt), token_ids, hashes, num_tokens, limits)
         try:
-            hit, on_device = self._lookups.find(request, device_tokens, others)
+            self._lookups.find(request, device_tokens, others)
         except BaseException:
             self.pool.namespaces.close(request.space)
             raise
@@ -173,21 +175,56 @@ class Ledger:
         again = before is not None and self._lookups.take_over(request, before)
         if before is not None:
             self._lookups.forget(before)
+            self._promotions.release(before)
         self._requests[request_id] = request
-        self._lookups.register(request)
         self.counts.lookups += not again
+        return self._found(request)
+
+    def look_again(
+        self, request_id: Hashable, *, ranks: Sequence[Restorable] = (), max_load_tokens: int | None = None
+    ) -> Lookup:
+        """Finds the hit of a request anew, as `lookup` with the same arguments would, now that chunks may have come
+        to the pool or left it. What was promoted for it is kept by its hit from now on, or no more.
+
+        Args:
+            request_id: a request that was looked up; nothing was loaded, computed or stored for it since.
+            ranks: as for `lookup`.
+            max_load_tokens: as for `lookup`; the smaller of this and what was said there is the limit.
+
+        Raises:
+            ValueError: an unknown request, or an argument of the wrong type or range.
+        """
+        request = self._request(request_id)
+        others = check_all(ranks, "ranks")
+        request.limits = request.limits.at_most(Limits.of(None, max_load_tokens, False))
+        before = request.pins
+        for chain in request.chains.values():
+            chain.look_anew()
+        self._lookups.find(request, request.device_tokens, others)
+        found = self._found(request)
+        if before is not None:
+            self.pool.unpin(before)
+        self._promotions.release(request)
+        return found
+
+    def _found(self, request: Request) -> Lookup:
+        """Keeps what the hit of a request needs, counts it, and tells it."""
+        self._lookups.register(request)
+        hit = request.hit
+        assert hit is not None, "the request was looked up"
         self.counts.lookup_tokens += max(0, request.num_tokens - request.counted_tokens)
         self.counts.hit_tokens += max(0, hit.hit_tokens - request.counted_hit)
         request.counted_tokens = max(request.counted_tokens, request.num_tokens)
         request.counted_hit = max(request.counted_hit, hit.hit_tokens)
         return Lookup(
             hit_tokens=hit.hit_tokens,
-            device_tokens=on_device,
+            device_tokens=request.most_on_device,
             load=hit.load,
             load_bytes=self._load_bytes(hit),
             limited_by=hit.limited_by,
             checkpoints=tuple(sorted(request.checkpoints)),
             arriving=self._loads.arriving(request, hit),
+            promised_tokens=hit.hit_tokens,
         )
 
     def restorable(
@@ -275,8 +312,10 @@ class Ledger:
         Raises:
             ValueError: the request is unknown or was finished before.
         """
-        self._lookups.forget(self._request(request_id))
+        request = self._request(request_id)
+        self._lookups.forget(request)
         del self._requests[request_id]
+        self._promotions.release(request)
 
     # --- loads ----------------------------------------------------------------------------------------
 
@@ -354,6 +393,73 @@ class Ledger:
         """
         self._loads.cancel(load)
 
+    # --- promotions -----------------------------------------------------------------------------------
+
+    def request(self, request_id: Hashable) -> Request:
+        """Returns what is known of a request, to look for its chunks in lower tiers.
+
+        Raises:
+            ValueError: an unknown request.
+        """
+        return self._request(request_id)
+
+    def has_request(self, request_id: Hashable) -> bool:
+        """Whether a request was looked up and not finished."""
+        return request_id in self._requests
+
+    def new_request(
+        self, token_ids: Any, *, hashes: Sequence[Any] | None, num_tokens: int | None, salt: str | bytes
+    ) -> Request:
+        """Returns a request that nobody looked up, to promote its chunks ahead of time; `forget` it.
+
+        Arguments and errors are those of `lookup`.
+        """
+        return self._lookups.new_request(self.namespace(salt), token_ids, hashes, num_tokens, Limits())
+
+    def forget(self, request: Request) -> None:
+        """Ends what `new_request` began."""
+        self.pool.namespaces.close(request.space)
+
+    def prepare_promotion(
+        self, request_id: Hashable, request: Request, hit: Hit, tiers: Mapping[int, np.ndarray]
+    ) -> Promotion | None:
+        """Reserves room for what a hit needs and the pool lacks, and keeps what is there.
+
+        Promotions hold at most half of the pool at a time, so that there is room for stores.
+
+        Args:
+            request_id: the request it is for; `None` for one that was not looked up.
+            request: the same, as `request` or `new_request` returned it.
+            hit: for it, if the chunks of lower tiers were resident, too.
+            tiers: by `group_idx`, for each `chunk_idx` the number of the tier that has it; below 0 where none has.
+
+        Returns:
+            The promotion, possibly of no chunk; or `None` if there is no room for it, or the request's namespace was
+            invalidated. Then nothing changed.
+        """
+        return self._promotions.prepare(request_id, request, hit, tiers)
+
+    def complete_promotion(self, promotion: Promotion, *, ok: bool | np.ndarray) -> int:
+        """Ends a promotion: the chunks that came are found from now on. If the request was not finished or looked up
+        again, what its hit needs stays in the pool until it is.
+
+        Args:
+            promotion: as `prepare_promotion` returned it.
+            ok: whether the chunks came: one for all, or a mask by row.
+
+        Returns:
+            How many became resident.
+
+        Raises:
+            ValueError: the promotion was not prepared here, or was completed before.
+        """
+        return self._promotions.complete(promotion, ok)
+
+    @property
+    def promoted_by_group(self) -> np.ndarray:
+        """Chunks that came to the pool from lower tiers so far, by `group_idx`."""
+        return self._promotions.promoted_by_group
+
     # --- stores ---------------------------------------------------------------------------------------
 
     def prepare_store(
@@ -414,10 +520,12 @@ class Ledger:
         self._loads.check_open(load)
         store.after.append(load)
 
-    def may_complete(self, work: Load | Store) -> bool:
-        """Whether no load that must be completed before this load or store is still open."""
+    def may_complete(self, work: Load | Store | Promotion) -> bool:
+        """Whether nothing that must be completed before this load, store or promotion is still open."""
+        if isinstance(work, Promotion):
+            return self._promotions.all_ended(work.after)
         if not isinstance(work, (Load, Store)):
-            raise ValueError(f"`work` must be a load or a store, got {work!r}")
+            raise ValueError(f"`work` must be a load, a store or a promotion, got {work!r}")
         return self._loads.all_ended(work.after)
 
     # --- all of it ------------------------------------------------------------------------------------
@@ -465,11 +573,11 @@ class Ledger:
         """
         self.pool.check_integrity()
         pins = [request.pins for request in self._requests.values() if request.pins is not None]
-        pins += self._loads.open_pins()
-        assert self.pool.open_pins() == set(pins), "every pin belongs to a request or to a load under way"
-        assert self.pool.open_reservations() == set(self._stores.open_reservations()), (
-            "every reservation belongs to a store under way"
-        )
+        pins += self._loads.open_pins() + self._promotions.pins()
+        assert self.pool.open_pins() == set(pins), "every pin belongs to a request, or to what is under way for it"
+        reservations = self._stores.open_reservations() + self._promotions.open_reservations()
+        assert self.pool.open_reservations() == set(reservations), "every reservation belongs to what is under way"
+        self._promotions.check_integrity()
 
     # --- parts ----------------------------------------------------------------------------------------
 

@@ -8,7 +8,7 @@ import numpy as np
 from kvjax.admission import AskedSketch
 from kvjax.chain import Chain, ReadyChunks
 from kvjax.chunking import Chunking
-from kvjax.coverage import Asked, Hit, asked, hit_of
+from kvjax.coverage import Asked, asked, hit_of
 from kvjax.pool import ChunkPool, fingerprints
 from kvjax.positions import Restorable
 from kvjax.requests import Limits, Request
@@ -88,11 +88,8 @@ class Lookups:
         ready = {g: ReadyChunks(chain, self.pool) for g, chain in request.chains.items()}
         return asked(self.chunking, request.num_tokens, ready, device_tokens, self.resume_multiple)
 
-    def find(
-        self, request: Request, device_tokens: int | Mapping[str, int], ranks: Sequence[Restorable]
-    ) -> tuple[Hit, int]:
-        """Finds the hit of a request, notes it there with the checkpoints that follow, and returns it with the longest
-        prefix that the device holds.
+    def find(self, request: Request, device_tokens: int | Mapping[str, int], ranks: Sequence[Restorable]) -> None:
+        """Finds the hit of a request, and notes it there with the checkpoints that follow.
 
         Raises:
             ValueError: see `Ledger.lookup`.
@@ -110,7 +107,7 @@ class Lookups:
         if shared > hit.hit_tokens:
             request.checkpoints.add(shared)
         request.add_checkpoints(self.checkpoint_tokens, hit.hit_tokens)
-        return hit, max(looked.device.values())
+        request.most_on_device = max(looked.device.values())
 
     def _alone(self, asked_for: Asked) -> int:
         """The position from which a request goes on if nothing is loaded, where the groups' device prefixes differ."""

@@ -213,6 +213,16 @@ class Mover:
         """
         return self._transport.read(group_idx, unit_ids)
 
+    def write_chunks(self, group_idx: int, unit_ids: np.ndarray, chunks: np.ndarray) -> None:
+        """Puts chunks into the pool, in the one format of `kvjax.packing`, however the caches are split.
+
+        Args:
+            group_idx: the group.
+            unit_ids: `(num_chunks, units_per_chunk)`, of chunks that are being written by nobody else.
+            chunks: `uint8` `(num_chunks, units_per_chunk * unit_bytes)`.
+        """
+        self._transport.write(group_idx, unit_ids, chunks)
+
     def revive(self) -> bool:
         """Makes the host pool anew if a program that failed took it along.
 

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal, overload
 
@@ -13,6 +14,8 @@ import jax
 
 from kvjax._checks import integer, seconds
 from kvjax.chunking import resolve_chunking
+from kvjax.coverage import Hit
+from kvjax.decision import Restore, check_restore
 from kvjax.groups import CacheLayout
 from kvjax.handles import Load, Lookup, Store
 from kvjax.jobs import Job, Jobs
@@ -26,14 +29,22 @@ from kvjax.observe.changes import EventQueue
 from kvjax.observe.events import GuardedCallback, KVEvent
 from kvjax.observe.trace import TraceWriter
 from kvjax.packing import cut_into_units, unit_bytes
-from kvjax.pool import Policy
+from kvjax.pool import Change, Policy
 from kvjax.positions import Restorable
+from kvjax.promotions import Promotion
+from kvjax.requests import Request
 from kvjax.stats import Stats, stats_of
+from kvjax.tiers.fetch import Fetch
+from kvjax.tiers.flow import Found, TierFlow, opened
+from kvjax.tiers.tier import Tier
 
 _LOG = logging.getLogger(__name__)
 # How long a wait with a limit sleeps between two looks, at first and at most.
 _FIRST_SLEEP_S = 0.0001
 _LONGEST_SLEEP_S = 0.005
+# How long lower tiers are given to end, in seconds, if nobody says how long.
+_TIER_CLOSE_S = 10.0
+_NO_DEADLINE_S = 1e9
 
 
 class Offloader:
@@ -64,6 +75,9 @@ class Offloader:
         policy: the pool's order of eviction, LRU by default; see `kvjax.pool.Policy`.
         store_after: a chunk is stored only if prompts asked for it so many times, the one that stores it among
             them; 1 stores what is asked for once.
+        tiers: levels of storage below the host pool, from the fastest one down: `kvjax.tiers.Tier`s, or URLs as
+            `kvjax.tiers.open_tier` takes them. They are closed with the offloader.
+        tier_wait_s: how long a lookup waits at most, in seconds, for chunks that it wants from lower tiers.
         deadline_s: how long a job may take, in seconds, if `load` or `store` say nothing; `None` for ever.
         on_event: called with a `KVEvent` for chunks that became resident or ceased to be, in order, from whichever
             thread saw it. It may call the offloader. What it raises is logged and goes no further.
@@ -93,12 +107,15 @@ class Offloader:
         transfer: str = "auto",
         policy: Policy | None = None,
         store_after: int = 1,
+        tiers: Sequence[Tier | str] = (),
+        tier_wait_s: float = 5.0,
         deadline_s: float | None = None,
         on_event: Callable[[KVEvent], object] | None = None,
         record: str | PathLike[str] | None = None,
         show_progress: bool | None = None,
     ):
         self._deadline_s = seconds(deadline_s, "deadline_s")
+        self._tier_wait_s = seconds(tier_wait_s, "tier_wait_s") or 0.0
         callback = None if on_event is None else GuardedCallback(on_event)
         self.chunking = resolve_chunking(
             layout, blocks_per_chunk=blocks_per_chunk, block_size=block_size, min_chunk_bytes=min_chunk_bytes
@@ -128,13 +145,12 @@ class Offloader:
             show_progress=show_progress,
         )
         self._num_blocks = {layout.groups[g].name: self.mover.caches.num_blocks(g) for g in layout.cached}
-        self._jobs = Jobs(self.ledger, self._revive)
         self._lock = threading.RLock()
+        self._jobs = Jobs(self.ledger, self._revive, self._moved)
+        self._promotions: dict[Hashable, Job] = {}  # the last one of each request that was looked up
         self._depth = 0  # calls of this offloader, one within the other, that hold the lock
         self._events = EventQueue(self.chunking, callback)
         self._policy_error: Exception | None = None
-        if callback is not None:
-            self.ledger.pool.on_change = self._events.put
         self._trace = None
         if record is not None:
             if not isinstance(record, (str, PathLike)):
@@ -142,6 +158,12 @@ class Offloader:
             unit = self.chunking.tokens_per_hash
             self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking)
         self._closed = False
+        self._flow = TierFlow(self.ledger, self.mover, opened(tiers, show_progress), self._lock)
+        self._watchers = [self._events.put] if callback is not None else []
+        if self._flow.levels:
+            self._watchers.append(self._flow.note)
+        if self._watchers:
+            self.ledger.pool.on_change = self._changed
 
     # --- a request ------------------------------------------------------------------------------------
 
@@ -158,10 +180,37 @@ class Offloader:
         max_store_tokens: int | None = None,
         max_load_tokens: int | None = None,
         skip: bool = False,
+        restore: Restore = "auto",
+        wait_s: float | None = None,
     ) -> Lookup:
-        """Registers a request and finds the longest prefix that can be restored; see `Ledger.lookup`."""
+        """Registers a request and finds the longest prefix that can be restored; see `Ledger.lookup`.
+
+        Where lower tiers have more than the host pool, and restoring it pays, what the hit needs is brought to the
+        pool, and awaited for a while. What has not come by then goes on coming: `promotion` tells when it has, and a
+        lookup thereafter finds it.
+
+        Args:
+            request_id: as for `Ledger.lookup`, and so are those that are not named here.
+            token_ids: the whole prompt.
+            hashes: or the engine's own prefix hashes.
+            num_tokens: tokens of the prompt; only with `hashes`.
+            device_tokens: the prefix the device holds.
+            salt: tells equal tokens apart.
+            ranks: what the other ranks of the model can restore.
+            max_store_tokens: only chunks of the first so many tokens are stored.
+            max_load_tokens: at most so many tokens are restored.
+            skip: neither restore nor store anything for this request.
+            restore: `"auto"`: what takes least time, as far as that is known (see `note_prefill`); `"always"` the
+                longest hit; `"never"` any.
+            wait_s: how long to wait for lower tiers, in seconds; as the offloader says by default.
+
+        Raises:
+            ValueError: see `Ledger.lookup`.
+        """
+        check_restore(restore)
+        wait = seconds(wait_s, "wait_s")
         with self._open():
-            self._jobs.see_ended()
+            self._see_ended()
             found = self.ledger.lookup(
                 request_id,
                 token_ids,
@@ -174,6 +223,7 @@ class Offloader:
                 max_load_tokens=max_load_tokens,
                 skip=skip,
             )
+            self._promotions.pop(request_id, None)
             if self._trace is not None:
                 self._trace.lookup(
                     request_id,
@@ -185,7 +235,65 @@ class Offloader:
                     max_load_tokens=max_load_tokens,
                     skip=skip,
                 )
-            return found
+            request = self.ledger.request(request_id)
+            if not self._flow.has_choice(request, found, restore):
+                return found
+        return self._chosen(request_id, request, found, ranks, restore, self._tier_wait_s if wait is None else wait)
+
+    def prefetch(
+        self,
+        token_ids: Any = None,
+        *,
+        hashes: Sequence[Any] | None = None,
+        num_tokens: int | None = None,
+        salt: str | bytes = b"",
+        deadline_s: float | None = None,
+    ) -> Job | None:
+        """Starts to bring from lower tiers to the host pool what a prompt needs, before it is looked up.
+
+        Args:
+            token_ids: the whole prompt, 1-d ints. Or:
+            hashes: the engine's own prefix hashes, with `num_tokens`.
+            num_tokens: tokens of the prompt; only with `hashes`.
+            salt: as for `lookup`.
+            deadline_s: how long it may take, in seconds; as the offloader says by default.
+
+        Returns:
+            The job, or `None` if there is nothing to bring, or no room.
+
+        Raises:
+            ValueError: as for `lookup`.
+        """
+        limit = seconds(deadline_s, "deadline_s")
+        with self._open():
+            request = self.ledger.new_request(token_ids, hashes=hashes, num_tokens=num_tokens, salt=salt)
+        try:
+            found = self._flow.find(request)
+            return self._promote(None, request, found, found.hit(), limit) if self._flow.levels else None
+        finally:
+            with self._locked():
+                self.ledger.forget(request)
+
+    def promotion(self, request_id: Hashable) -> Job | None:
+        """Returns the job that brings chunks from lower tiers for a request since it was last looked up, if any."""
+        with self._locked():
+            return self._promotions.get(request_id)
+
+    def note_prefill(self, num_tokens: int, seconds_taken: float) -> None:
+        """Tells how long the engine took to compute tokens of prompts. From this `lookup` knows whether it pays to
+        restore; as long as nobody tells, it restores all it can.
+
+        Args:
+            num_tokens: tokens that were computed.
+            seconds_taken: how long that took, in seconds.
+
+        Raises:
+            ValueError: an argument of the wrong type or range.
+        """
+        amount = integer(num_tokens, "num_tokens", at_least=1)
+        took = seconds(seconds_taken, "seconds_taken")
+        with self._locked():
+            self._flow.prefill_speed.add(amount, took or 0.0)
 
     def load(
         self,
@@ -288,7 +396,7 @@ class Offloader:
         limit = seconds(deadline_s, "deadline_s")
         with self._open():
             self.mover.caches.check(caches)
-            self._jobs.see_ended()
+            self._see_ended()
             store = self.prepare_store(request_id, block_tables, num_tokens, checkpoint=checkpoint)
             try:
                 caches, transfer = self.mover.store(caches, store.plan)
@@ -306,6 +414,7 @@ class Offloader:
         """
         with self._open():
             self.ledger.finish(request_id)
+            self._promotions.pop(request_id, None)
             if self._trace is not None:
                 self._trace.finish(request_id)
 
@@ -314,7 +423,7 @@ class Offloader:
     def poll(self) -> list[JobResult]:
         """Returns the results of jobs that ended, each once, without waiting."""
         with self._open():
-            self._jobs.see_ended()
+            self._see_ended()
             return self._jobs.take_ended()
 
     @overload
@@ -343,10 +452,10 @@ class Offloader:
             while one.ended is None:
                 self._look_at(one, until)
                 limits = [limit for limit in (until, one.deadline) if limit is not None]
-                if one.ended is None and not limits:
+                if one.ended is None and not limits and not isinstance(one.transfer, Fetch):
                     self._block(one)
                 elif one.ended is None:
-                    time.sleep(max(0.0, min(sleep, min(limits) - time.monotonic())))
+                    time.sleep(max(0.0, min([sleep, *(limit - time.monotonic() for limit in limits)])))
                     sleep = min(2 * sleep, _LONGEST_SLEEP_S)
         return self._tell(job)
 
@@ -375,7 +484,7 @@ class Offloader:
             ValueError: the job is not one of this offloader.
         """
         with self._open():
-            self._jobs.see_ended()
+            self._see_ended()
             self._check_job(job)
             if job.ended is not None:
                 return False
@@ -395,9 +504,12 @@ class Offloader:
     ) -> Store:
         """Prepares a store in the ledger, for those who issue it themselves and call `issued`."""
         with self._open():
-            store = self.ledger.prepare_store(
-                request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._num_blocks
-            )
+            try:
+                store = self.ledger.prepare_store(
+                    request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._num_blocks
+                )
+            finally:
+                self._flow.capture()  # before anything is written where evicted chunks are
             if self._trace is not None:
                 self._trace.store(request_id, num_tokens=num_tokens, checkpoint=checkpoint)
             return store
@@ -431,6 +543,7 @@ class Offloader:
         """
         with self._open():
             held = self.ledger.invalidate(namespace)
+            self._flow.invalidate(namespace)
             if self._trace is not None:
                 self._trace.invalidate(namespace)
             return held
@@ -438,6 +551,8 @@ class Offloader:
     def update_model(self, model: str) -> None:
         """Says that the weights are others from now on; see `Ledger.update_model`."""
         with self._open():
+            if model == self.ledger.model:
+                self._flow.invalidate(None)
             self.ledger.update_model(model)
             if self._trace is not None:
                 self._trace.invalidate(None)
@@ -446,8 +561,8 @@ class Offloader:
         """Returns what was done so far and what is held. It may be called after `close`, too."""
         with self._locked():
             if not self._closed:
-                self._jobs.see_ended()
-            return stats_of(self.ledger, self._jobs, self._host_bytes, self.mover.most_staged_bytes)
+                self._see_ended()
+            return stats_of(self.ledger, self._jobs, self._flow, self._host_bytes, self.mover.most_staged_bytes)
 
     def check_integrity(self) -> None:
         """Recounts the books.
@@ -458,11 +573,27 @@ class Offloader:
         with self._locked():
             self.ledger.check_integrity()
 
-    def close(self, *, timeout_s: float | None = None) -> None:
-        """Waits for all that was issued and ends. A second call does nothing.
+    def flush(self, *, timeout_s: float | None = None) -> bool:
+        """Writes to the lower tiers what they lack of the host pool, and waits for it.
+
+        Args:
+            timeout_s: how long to wait, in seconds; `None` until all tiers have all or are down.
+
+        Returns:
+            Whether they have all; of what found no room there or failed the stats tell.
+        """
+        until = _after(seconds(timeout_s, "timeout_s"))
+        with self._open():
+            self._see_ended()
+        return self._flow.flush(until)
+
+    def close(self, *, timeout_s: float | None = None, flush: bool = True) -> None:
+        """Waits for all that was issued, writes to the lower tiers what they lack, and ends. A second call does
+        nothing.
 
         Args:
             timeout_s: how long to wait, in seconds; `None` until all has ended.
+            flush: whether lower tiers get what they lack; without it, what is on its way to them is lost.
 
         Raises:
             TimeoutError: something hangs. The memory that it may still write to is kept, and `close` can be called
@@ -473,6 +604,9 @@ class Offloader:
             if self._closed and not self._jobs.unsettled():
                 return
             self._closed = True
+            for job in self._jobs.unsettled():
+                if isinstance(job.transfer, Fetch):
+                    job.transfer.abandon("the offloader was closed")
         for job in self._jobs.unsettled():
             while until is not None and not job.transfer.done():
                 left = until - time.monotonic()
@@ -481,7 +615,11 @@ class Offloader:
                 time.sleep(min(left, _LONGEST_SLEEP_S))
             job.transfer.settle()
         with self._locked():
-            self._jobs.see_ended()
+            self._see_ended()
+        if flush:
+            self._flow.flush(until)
+        self._flow.close(_TIER_CLOSE_S if until is None else max(0.0, until - time.monotonic()))
+        with self._locked():
             self.mover.close()
             if self._trace is not None:
                 self._trace.close()
@@ -502,7 +640,79 @@ class Offloader:
     def see_ended(self) -> None:
         """Completes the jobs that ended, without waiting; `poll` tells of them."""
         with self._locked():
-            self._jobs.see_ended()
+            self._see_ended()
+
+    def _see_ended(self) -> None:
+        self._flow.tick()
+        self._jobs.see_ended()
+
+    def _changed(self, change: Change) -> None:
+        for tell in self._watchers:
+            tell(change)
+
+    def _moved(self, job: Job, took_s: float) -> None:
+        """A job's moves are in the books."""
+        if isinstance(job.work, Promotion) and isinstance(job.transfer, Fetch):
+            self._flow.came(job.work, job.transfer)
+        elif isinstance(job.work, Load):
+            self._flow.load_speed.add(job.work.num_bytes, took_s)
+
+    def _chosen(
+        self,
+        request_id: Hashable,
+        request: Request,
+        found: Lookup,
+        ranks: Sequence[Restorable],
+        restore: Restore,
+        wait_s: float,
+    ) -> Lookup:
+        """The answer of a lookup that can restore from several levels, or compute instead."""
+        below = self._flow.find(request, ranks=ranks)
+        decision, hit = self._flow.decide(below, found.hit_tokens, restore)
+        job = None
+        if hit.hit_tokens > found.hit_tokens:
+            job = self._promote(request_id, request, below, hit, None)
+            if job is not None:
+                self._await_promotion(job, wait_s)
+        with self._open():
+            if not self._is_current(request_id, request):
+                return replace(found, decision=decision)  # another call has finished it, or looked it up again
+            limit = None if decision.restores else 0
+            if job is not None or hit.hit_tokens < found.hit_tokens:
+                found = self.ledger.look_again(request_id, ranks=ranks, max_load_tokens=limit)
+            promised = found.hit_tokens
+            if job is not None and job.ended is None and isinstance(job.work, Promotion):
+                self._promotions[request_id] = job
+                promised = max(promised, job.work.hit_tokens)
+            elif job is not None:
+                self._jobs.tell(job)
+            return replace(found, decision=decision, promised_tokens=promised)
+
+    def _promote(
+        self, request_id: Hashable, request: Request, below: Found, hit: Hit, deadline_s: float | None
+    ) -> Job | None:
+        """Starts to bring what a hit needs, if that is still wanted."""
+        limit = self._deadline_s if deadline_s is None else deadline_s
+        with self._open():
+            if request_id is not None and not self._is_current(request_id, request):
+                return None
+            started = self._flow.promote(request_id, below, hit, _NO_DEADLINE_S if limit is None else limit)
+            if started is None or (not started[0].num_chunks and not started[0].after):
+                if started is not None:
+                    self.ledger.complete_promotion(started[0], ok=True)
+                return None
+            return self._jobs.add(request_id, "promote", *started, limit)
+
+    def _await_promotion(self, job: Job, wait_s: float) -> None:
+        until = time.monotonic() + wait_s
+        while job.ended is None and time.monotonic() < until:
+            if isinstance(job.transfer, Fetch):
+                job.transfer.settle(max(0.0, min(_LONGEST_SLEEP_S, until - time.monotonic())))
+            with self._open():
+                self._see_ended()
+
+    def _is_current(self, request_id: Hashable, request: Request) -> bool:
+        return self.ledger.has_request(request_id) and self.ledger.request(request_id) is request
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -552,7 +762,7 @@ class Offloader:
     def _look_at(self, job: Job, until: float | None) -> None:
         """Sees what ended; raises a `TimeoutError` if it is too late for a job."""
         with self._open():
-            self._jobs.see_ended()
+            self._see_ended()
         if job.ended is None and until is not None and time.monotonic() >= until:
             raise TimeoutError(f"job {job.job_id} did not end in time")
 

@@ -43,6 +43,14 @@ class Limits:
         ]
         return cls(0, 0) if skip else cls(*limits)
 
+    def at_most(self, others: "Limits") -> "Limits":
+        """Returns the smaller one of each limit."""
+        return Limits(_smaller(self.store_tokens, others.store_tokens), _smaller(self.load_tokens, others.load_tokens))
+
+
+def _smaller(limit: int | None, other: int | None) -> int | None:
+    return min((one for one in (limit, other) if one is not None), default=None)
+
 
 @dataclass(slots=True, eq=False)
 class Request:
@@ -68,6 +76,7 @@ class Request:
         counted_tokens: what of its tokens is in the counts.
         counted_hit: what of its hits is.
         device_tokens: of the last lookup.
+        most_on_device: the longest of them where groups differ.
         fallback: the position from which the request goes on if nothing is loaded.
         pins: what a load of the hit would read.
         loads: loads under way on which what the request computes depends.
@@ -99,6 +108,7 @@ class Request:
     counted_tokens: int = 0
     counted_hit: int = 0
     device_tokens: int | dict[str, int] = 0
+    most_on_device: int = 0
     fallback: int = 0
     pins: Pins | None = None
     loads: "list[Load]" = field(default_factory=list)

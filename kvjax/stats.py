@@ -8,6 +8,8 @@ from kvjax.observe.durations import DurationCounts
 
 if TYPE_CHECKING:
     from kvjax.jobs import Jobs
+    from kvjax.tiers.flow import TierFlow
+    from kvjax.tiers.level import Level
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,6 +38,53 @@ class GroupStats:
     bytes_loaded: int
     chunks_evicted: int
     chunks_dropped: int
+
+
+@dataclass(frozen=True, slots=True)
+class TierStats:
+    """What a tier below the host pool did for an offloader. Bytes are of chunks, without frames and padding.
+
+    Args:
+        name: of the tier.
+        is_up: false while it is left alone, as it failed again and again.
+        chunks_written: chunks written so far.
+        bytes_written: their bytes.
+        chunks_known: chunks that were there already when they were to be written.
+        chunks_read: chunks read, and found to be what was written.
+        bytes_read: their bytes.
+        missing_chunks: chunks that were gone when they were to be read.
+        bad_chunks: entries that were not what they should be, and were removed.
+        bad_by_reason: the same, by reason.
+        dropped_chunks: chunks not written, as too many others waited or the tier was down.
+        full_chunks: chunks for which the tier had no room.
+        errors: operations that failed in another way.
+        cleared_chunks: entries deleted as their chunks were invalidated.
+        waiting_chunks: chunks that wait to be written.
+        pending_bytes: memory that is held for those that left the pool, or are being written.
+        read_latency_s: the fixed part of the time that a read takes, in seconds; `None` if none was measured lately.
+        read_bytes_per_s: the rate; `None` likewise.
+        write_bytes_per_s: the rate of writing; `None` likewise.
+    """
+
+    name: str
+    is_up: bool
+    chunks_written: int
+    bytes_written: int
+    chunks_known: int
+    chunks_read: int
+    bytes_read: int
+    missing_chunks: int
+    bad_chunks: int
+    bad_by_reason: dict[str, int]
+    dropped_chunks: int
+    full_chunks: int
+    errors: int
+    cleared_chunks: int
+    waiting_chunks: int
+    pending_bytes: int
+    read_latency_s: float | None
+    read_bytes_per_s: float | None
+    write_bytes_per_s: float | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +119,13 @@ class Stats:
         most_staged_bytes: the most that was staged at a time.
         load_seconds: how long loads took, from their issue until they were seen to end.
         store_seconds: how long stores took.
+        promote_seconds: how long promotions took.
+        chunks_promoted: chunks that came to the pool from lower tiers.
+        bytes_promoted: their bytes, without padding.
+        requests_restored: requests that had the choice, and for which restoring paid.
+        requests_recomputed: those for which it did not.
         groups: the cached groups in layout order.
+        tiers: the tiers below the host pool, in order.
     """
 
     budget_bytes: int
@@ -99,12 +154,19 @@ class Stats:
     most_staged_bytes: int
     load_seconds: DurationCounts
     store_seconds: DurationCounts
+    promote_seconds: DurationCounts
+    chunks_promoted: int
+    bytes_promoted: int
+    requests_restored: int
+    requests_recomputed: int
     groups: tuple[GroupStats, ...]
+    tiers: tuple[TierStats, ...] = ()
 
 
-def stats_of(ledger: Ledger, jobs: "Jobs", budget_bytes: int, most_staged_bytes: int) -> Stats:
-    """Returns what a ledger and its jobs did and hold."""
+def stats_of(ledger: Ledger, jobs: "Jobs", flow: "TierFlow", budget_bytes: int, most_staged_bytes: int) -> Stats:
+    """Returns what a ledger, its jobs and its tiers did and hold."""
     counts, pool = ledger.counts, ledger.pool
+    promoted = ledger.promoted_by_group
     return Stats(
         budget_bytes=budget_bytes,
         bytes_held=(pool.num_units - pool.num_free_units) * ledger.units.unit_bytes,
@@ -132,7 +194,40 @@ def stats_of(ledger: Ledger, jobs: "Jobs", budget_bytes: int, most_staged_bytes:
         most_staged_bytes=most_staged_bytes,
         load_seconds=jobs.load_seconds.snapshot(),
         store_seconds=jobs.store_seconds.snapshot(),
+        promote_seconds=jobs.promote_seconds.snapshot(),
+        chunks_promoted=int(promoted.sum()),
+        bytes_promoted=sum(
+            number * (size or 0) for number, size in zip(promoted.tolist(), ledger.chunking.chunk_bytes, strict=True)
+        ),
+        requests_restored=flow.num_restored,
+        requests_recomputed=flow.num_recomputed,
         groups=_groups(ledger),
+        tiers=tuple(_tier(level) for level in flow.levels),
+    )
+
+
+def _tier(level: "Level") -> TierStats:
+    counts = level.counts
+    return TierStats(
+        name=level.tier.name,
+        is_up=level.health.is_up,
+        chunks_written=counts.chunks_written,
+        bytes_written=counts.bytes_written,
+        chunks_known=counts.chunks_known,
+        chunks_read=counts.chunks_read,
+        bytes_read=counts.bytes_read,
+        missing_chunks=counts.misses,
+        bad_chunks=counts.bad.total(),
+        bad_by_reason=dict(counts.bad),
+        dropped_chunks=counts.dropped,
+        full_chunks=counts.full,
+        errors=counts.errors,
+        cleared_chunks=counts.cleared,
+        waiting_chunks=len(level.refs) + len(level.frames),
+        pending_bytes=level.pending_bytes,
+        read_latency_s=level.read_speed.latency_s,
+        read_bytes_per_s=level.read_speed.per_second,
+        write_bytes_per_s=level.write_speed.per_second,
     )
 
 
@@ -142,7 +237,8 @@ def _groups(ledger: Ledger) -> tuple[GroupStats, ...]:
     found = []
     for g in ledger.chunking.layout.cached:
         size = ledger.chunking.chunk_bytes[g] or 0
-        stored, loaded = int(pool.counts.stored_by_group[g]), int(counts.loaded_by_group[g])
+        stored = int(pool.counts.stored_by_group[g] - ledger.promoted_by_group[g])
+        loaded = int(counts.loaded_by_group[g])
         found.append(
             GroupStats(
                 name=ledger.chunking.layout.groups[g].name,

@@ -5,6 +5,8 @@ from dataclasses import dataclass, field
 
 from kvjax.handles import Load, Store
 from kvjax.mover import Transfer
+from kvjax.promotions import Promotion
+from kvjax.tiers.fetch import Fetch
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +16,7 @@ class JobResult:
     Args:
         job_id: counts the offloader's jobs.
         request_id: the request it was for.
-        operation: `"load"` or `"store"`.
+        operation: `"load"`, `"store"` or `"promote"`.
         ok: false if not all chunks were moved. Those that were not are misses, and of a load the tokens beyond
             `valid_tokens` must be recomputed.
         num_chunks: chunks that the job was to move; those that a load shares with another one are moved by that.
@@ -35,7 +37,7 @@ class JobResult:
 
 @dataclass(slots=True, eq=False)
 class Job:
-    """A load or store under way; `result` is there once it was seen to end.
+    """A load, store or promotion under way; `result` is there once it was seen to end.
 
     What a request stores after a load that failed is not kept until somebody has seen the load's result, by `poll`,
     `wait` or here: it may have been computed from blocks that were not restored.
@@ -43,7 +45,7 @@ class Job:
     Args:
         job_id: counts the offloader's jobs.
         request_id: the request it is for.
-        operation: `"load"` or `"store"`.
+        operation: `"load"`, `"store"` or `"promote"`.
         work: what the ledger prepared.
         transfer: the moves under way.
         issued_at: by the monotonic clock, in seconds.
@@ -56,8 +58,8 @@ class Job:
     job_id: int
     request_id: Hashable
     operation: str
-    work: Load | Store = field(repr=False)
-    transfer: Transfer = field(repr=False)
+    work: Load | Store | Promotion = field(repr=False)
+    transfer: Transfer | Fetch = field(repr=False)
     issued_at: float = field(default=0.0, repr=False)
     deadline: float | None = field(default=None, repr=False)
     owner: object = field(default=None, repr=False)

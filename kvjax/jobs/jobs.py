@@ -3,11 +3,15 @@
 import time
 from collections.abc import Callable, Hashable
 
+import numpy as np
+
 from kvjax.handles import Load, Store
 from kvjax.jobs.job import Job, JobResult
 from kvjax.ledger import Ledger
 from kvjax.mover import Transfer
 from kvjax.observe.durations import Durations
+from kvjax.promotions import Promotion
+from kvjax.tiers.fetch import Fetch
 
 CANCELLED = "cancelled"
 LATE = "not done by its deadline"
@@ -23,15 +27,20 @@ class Jobs:
     Args:
         ledger: whose books are closed.
         on_error: called after a job whose transfer failed.
+        on_moved: called with a job whose moves have ended and are in the books, and how long they took, in seconds.
     """
 
-    def __init__(self, ledger: Ledger, on_error: Callable[[], None]):
+    def __init__(
+        self, ledger: Ledger, on_error: Callable[[], None], on_moved: Callable[[Job, float], None] = lambda *_: None
+    ):
         self.num_cancelled = 0
         self.num_late = 0
         self.load_seconds = Durations()
         self.store_seconds = Durations()
         self._ledger = ledger
         self._on_error = on_error
+        self._on_moved = on_moved
+        self.promote_seconds = Durations()
         self._open: dict[int, Job] = {}  # without a result
         self._given_up: dict[int, Job] = {}  # with one, and a transfer that goes on
         self._ended: list[Job] = []  # not told yet by `take_ended`
@@ -61,8 +70,8 @@ class Jobs:
         by_work = {other.work: other for other in self.unsettled()}
         found, open_ = {job.job_id: job}, [job]
         while open_:
-            for load in open_.pop().work.after:
-                other = by_work.get(load)
+            for work in open_.pop().work.after:
+                other = by_work.get(work)
                 if other is not None and other.job_id not in found:
                     found[other.job_id] = other
                     open_.append(other)
@@ -72,8 +81,8 @@ class Jobs:
         self,
         request_id: Hashable,
         operation: str,
-        work: Load | Store,
-        transfer: Transfer,
+        work: Load | Store | Promotion,
+        transfer: Transfer | Fetch,
         deadline_s: float | None = None,
     ) -> Job:
         """Takes on a move that was prepared in the ledger and issued."""
@@ -82,7 +91,7 @@ class Jobs:
         job = Job(self._next_id, request_id, operation, work, transfer, now, deadline, self)
         self._next_id += 1
         self._open[job.job_id] = job
-        if not work.plan.moves and self._may_end(job):
+        if not work.num_chunks and self._may_end(job):
             self._end(job)
         return job
 
@@ -144,31 +153,53 @@ class Jobs:
             valid_tokens = job.work.device_tokens
             self._ledger.give_up(job.work)
             self._failed.append(job)
+        if isinstance(job.transfer, Fetch):
+            job.transfer.abandon(why)
         self._conclude(job, ok=False, valid_tokens=valid_tokens, error=why)
+        if self._may_end(job):  # a promotion: nothing of it goes on
+            self._end(job)
 
     def _end(self, job: Job) -> None:
         self._open.pop(job.job_id, None)
         self._given_up.pop(job.job_id, None)
-        error = job.transfer.settle()
-        moved = job.transfer.moved(job.work.plan)
-        why = f"{type(error).__name__}: {error}" if error is not None else ""
+        took = time.monotonic() - job.issued_at
+        work, transfer = job.work, job.transfer
+        error: Exception | None = None
         valid_tokens = None
-        if isinstance(job.work, Load):
-            valid_tokens = self._ledger.complete_load(job.work, ok=moved, told=job.was_told)
-            ok = valid_tokens == job.work.hit_tokens and error is None
-            if not ok and not job.was_told and job.ended is None:
-                self._failed.append(job)
-            why = why or ("" if ok else _why_not(job.work))
-            self.load_seconds.add(time.monotonic() - job.issued_at)
+        if isinstance(transfer, Fetch):
+            assert isinstance(work, Promotion), "only promotions are fetched"
+            ok, why = self._end_promotion(work, transfer)
+            self.promote_seconds.add(took)
         else:
-            wanted = job.ended is None  # a store that was given up is not published
-            ok = self._ledger.complete_store(job.work, ok=moved if wanted else False) and error is None
-            why = why or ("" if ok else "a load that its tokens were computed from failed")
-            self.store_seconds.add(time.monotonic() - job.issued_at)
+            assert not isinstance(work, Promotion), "promotions are fetched"
+            error = transfer.settle()
+            moved = transfer.moved(work.plan)
+            why = f"{type(error).__name__}: {error}" if error is not None else ""
+            if isinstance(work, Load):
+                valid_tokens = self._ledger.complete_load(work, ok=moved, told=job.was_told)
+                ok = valid_tokens == work.hit_tokens and error is None
+                if not ok and not job.was_told and job.ended is None:
+                    self._failed.append(job)
+                why = why or ("" if ok else _why_not(work))
+                self.load_seconds.add(took)
+            else:
+                wanted = job.ended is None  # a store that was given up is not published
+                ok = self._ledger.complete_store(work, ok=moved if wanted else False) and error is None
+                why = why or ("" if ok else "a load that its tokens were computed from failed")
+                self.store_seconds.add(took)
+        self._on_moved(job, took)
         if error is not None:
             self._on_error()
         if job.ended is None:
             self._conclude(job, ok=ok, valid_tokens=valid_tokens, error=why)
+
+    def _end_promotion(self, promotion: Promotion, fetch: Fetch) -> tuple[bool, str]:
+        """Whether all chunks of a promotion came and became resident, and why not."""
+        came = fetch.came
+        published = self._ledger.complete_promotion(promotion, ok=came)
+        invalidated = "its chunks were invalidated meanwhile" if published < np.count_nonzero(came) else ""
+        why = fetch.why_not or invalidated
+        return not why, why
 
     def _conclude(self, job: Job, *, ok: bool, valid_tokens: int | None, error: str) -> None:
         job.ended = JobResult(
@@ -176,8 +207,8 @@ class Jobs:
             request_id=job.request_id,
             operation=job.operation,
             ok=ok,
-            num_chunks=job.work.plan.num_chunks,
-            num_bytes=job.work.plan.num_bytes,
+            num_chunks=job.work.num_chunks,
+            num_bytes=job.work.num_bytes,
             valid_tokens=valid_tokens,
             error=error,
         )

@@ -175,6 +175,22 @@ class DirectTransport:
             chunks[low : low + step] = memory.bytes.reshape(len(piece), -1)
         return chunks
 
+    def write(self, group_idx: int, unit_ids: np.ndarray, chunks: np.ndarray) -> None:
+        """Puts chunks, as `read` returns them, into units that nothing reads or writes; they pass the device."""
+        parts = self._parts[group_idx]
+        step = self._max_chunks(group_idx)
+        for low in range(0, len(unit_ids), step):
+            piece = unit_ids[low : low + step]
+            memory = HostMemory(piece.size, self._unit_bytes, show_progress=False)
+            memory.bytes[:] = chunks[low : low + step].reshape(-1)
+            here = np.arange(piece.size, dtype=np.int32).reshape(piece.shape)
+            rows = np.zeros(self._staging.shape, WORD).reshape(len(self._caches.devices), self._piece_units, -1)
+            for part, packed in zip(parts.of_all(len(piece)), rows, strict=True):
+                parts.fill(memory, here, part, packed)
+            staging = jax.device_put(rows.reshape(self._staging.shape), self._device)
+            self._pool, stored = self._to_pool(staging, self._pool, *self._places(piece))
+            stored.block_until_ready()
+
     def revive(self) -> bool:
         """Makes the pool anew if a program that failed took it along, and tells whether one did."""
         try:

@@ -27,6 +27,7 @@ class HostMemory:
 
     def __init__(self, num_units: int, unit_bytes: int, *, show_progress: bool | None = None):
         check_available(num_units * unit_bytes)
+        self._unit_bytes = unit_bytes
         total = num_units * unit_bytes
         self._rows = _on_pages(total).view(WORD).reshape(num_units, unit_bytes // WORD.itemsize)
         step = max(1, _TOUCH_BYTES // unit_bytes)
@@ -55,6 +56,25 @@ class HostMemory:
         """Copies the units into the first rows of `rows`."""
         for low, high, first in _runs(unit_ids):
             np.copyto(rows[low:high], self._rows[first : first + high - low])
+
+    def copy_out(self, unit_ids: np.ndarray, data: np.ndarray) -> None:
+        """Copies the first bytes of some units, one after the other, into `data`, `uint8` and no longer than they."""
+        for at, first, stop in self._stretches(unit_ids, len(data)):
+            np.copyto(data[at : at + stop - first], self.bytes[first:stop])
+
+    def copy_in(self, unit_ids: np.ndarray, data: np.ndarray) -> None:
+        """Copies `data`, `uint8`, into units, one after the other; what is left of them becomes zero."""
+        total = len(unit_ids) * self._unit_bytes
+        for at, first, stop in self._stretches(unit_ids, total):
+            given = data[at : at + stop - first]
+            np.copyto(self.bytes[first : first + len(given)], given)
+            self.bytes[first + len(given) : stop] = 0
+
+    def _stretches(self, unit_ids: np.ndarray, num_bytes: int) -> list[tuple[int, int, int]]:
+        """Cuts `num_bytes` bytes that lie in units into `(at, first, stop)`, `first` and `stop` of the pool's bytes."""
+        size = self._unit_bytes
+        runs = [(low * size, first * size, (high - low) * size) for low, high, first in _runs(unit_ids)]
+        return [(at, first, first + min(length, num_bytes - at)) for at, first, length in runs if at < num_bytes]
 
     def read_chunks(self, unit_ids: np.ndarray) -> np.ndarray:
         """Returns a copy of chunks whose units are the rows of `unit_ids`, `uint8` `(num_chunks, bytes)`."""

@@ -140,6 +140,11 @@ class StagedTransport:
         """Returns a copy of chunks, `uint8` `(num_chunks, units_per_chunk * unit_bytes)`."""
         return self.memory.read_chunks(unit_ids)
 
+    def write(self, group_idx: int, unit_ids: np.ndarray, chunks: np.ndarray) -> None:  # noqa: ARG002  # units say it all
+        """Puts chunks, as `read` returns them, into units that nothing reads or writes."""
+        for ids, data in zip(unit_ids, chunks, strict=True):
+            self.memory.copy_in(ids, data)
+
     def revive(self) -> bool:
         """Returns false: no program takes the pool along."""
         return False

@@ -57,6 +57,10 @@ class Transport(Protocol):
         """Returns a copy of chunks, `uint8` `(num_chunks, units_per_chunk * unit_bytes)`."""
         ...
 
+    def write(self, group_idx: int, unit_ids: np.ndarray, chunks: np.ndarray) -> None:
+        """Puts chunks, as `read` returns them, into units that nothing reads or writes."""
+        ...
+
     def revive(self) -> bool:
         """Makes the pool anew if it was lost, and tells whether it was."""
         ...

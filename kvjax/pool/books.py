@@ -171,6 +171,5 @@ class Books:
     def _tell(self, kind: Literal["stored", "removed"], reason: Reason | Literal[""], slots: np.ndarray) -> None:
         if self.on_change is not None and len(slots):
             chunks = self.chunks
-            self.on_change(
-                Change(kind, reason, self.keys(slots), chunks.group_idx[slots].copy(), chunks.chunk_idx[slots].copy())
-            )
+            places = chunks.group_idx[slots].copy(), chunks.chunk_idx[slots].copy()
+            self.on_change(Change(kind, reason, self.keys(slots), *places, slots.copy()))

@@ -52,6 +52,10 @@ class Namespaces:
         """Returns the id of a namespace that is in use, or `None`."""
         return self._ids.get(name)
 
+    def name(self, namespace: int) -> bytes | None:
+        """Returns the name of a namespace that is in use; the default one has none."""
+        return self._names[namespace]
+
     def count(self, tables: Iterable[np.ndarray], namespaces: np.ndarray, groups: np.ndarray, change: int) -> None:
         """Adds `change` to some of the tables for each chunk, given by its namespace and its group."""
         cells = namespaces * self._num_groups + groups

@@ -72,8 +72,8 @@ class ChunkPool:
 
     @property
     def on_change(self) -> Callable[[Change], None] | None:
-        """Is called with every change of what lookups find, while the pool is busy: it must neither raise nor call
-        the pool."""
+        """Is called with every change of what lookups find, while the pool is busy: it must not raise, and may ask the
+        pool of the slots that it is told of, but change nothing."""
         return self._books.on_change
 
     @on_change.setter
@@ -126,6 +126,30 @@ class ChunkPool:
     def keys(self, slots: np.ndarray) -> tuple[bytes, ...]:
         """Returns the keys of chunks."""
         return self._books.keys(slots)
+
+    def groups(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the `group_idx` of chunks."""
+        return self._chunks.group_idx[slots]
+
+    def chunk_idxs(self, slots: np.ndarray) -> np.ndarray:
+        """Returns the places of chunks in their sequences."""
+        return self._chunks.chunk_idx[slots]
+
+    def names(self, slots: np.ndarray) -> list[bytes | None]:
+        """Returns the names of the namespaces of chunks; the default one has none."""
+        return [self.namespaces.name(namespace) for namespace in self._chunks.namespace[slots].tolist()]
+
+    def resident_slots(self) -> np.ndarray:
+        """Returns the slots of the chunks that a lookup finds, those of small numbers first."""
+        chunks = self._chunks
+        found = np.flatnonzero(chunks.indexed[: chunks.most_slots] & ~chunks.writing[: chunks.most_slots])
+        found = self._books.current(found)
+        return found[found >= 0]
+
+    @property
+    def num_slots(self) -> int:
+        """Slots of the pool; their numbers are below."""
+        return len(self._chunks.epoch)
 
     def held_keys(self) -> list[bytes]:
         """Returns the keys of all chunks held, those being written among them, in no order."""

@@ -76,6 +76,7 @@ class Change:
         keys: of the chunks.
         group_idxs: their groups.
         chunk_idxs: their places in the sequence.
+        slots: where they are, or were until now: what the pool knows of a slot can be read as long as it tells.
     """
 
     kind: Literal["stored", "removed"]
@@ -83,3 +84,4 @@ class Change:
     keys: tuple[bytes, ...]
     group_idxs: np.ndarray
     chunk_idxs: np.ndarray
+    slots: np.ndarray

@@ -1,0 +1,115 @@
+"""Chunks that are being read from lower tiers, for one promotion."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+
+import numpy as np
+
+
+class Fetch:
+    """Which of some rows came. Every row comes or fails once; then, or when it is abandoned, the fetch has ended, and
+    nothing writes to the pool for it any more. Thread-safe.
+
+    Args:
+        num_rows: of the promotion.
+        deadline: by the monotonic clock, in seconds: rows that come later are not kept.
+    """
+
+    def __init__(self, num_rows: int, deadline: float):
+        self.deadline = deadline
+        self.started_at = time.monotonic()
+        self._came = np.zeros(num_rows, bool)
+        self._settled = np.zeros(num_rows, bool)
+        self._num_left = num_rows
+        self._abandoned = False
+        self._under_way: list[Future[int]] = []
+        self._why: str = ""
+        self._lock = threading.Lock()
+        self._ended = threading.Event()
+        if not num_rows:
+            self._ended.set()
+
+    def done(self) -> bool:
+        """Whether it has ended."""
+        return self._ended.is_set()
+
+    def settle(self, timeout_s: float | None = None) -> bool:
+        """Waits until it has ended, or for so long, and tells whether it has."""
+        return self._ended.wait(timeout_s)
+
+    @property
+    def came(self) -> np.ndarray:
+        """A mask of the rows that came; of a fetch that ended."""
+        return self._came
+
+    @property
+    def why_not(self) -> str:
+        """Why a row did not come; empty if all did."""
+        return self._why
+
+    def land(self, row: int, write: Callable[[], None]) -> bool:
+        """Puts a row where it belongs, unless it is too late.
+
+        Args:
+            row: that was read and verified.
+            write: copies it into the pool.
+
+        Returns:
+            Whether it was written.
+        """
+        with self._lock:
+            if self._abandoned or self._settled[row]:
+                return False
+            write()
+            self._came[row] = True
+            self._settle(row)
+            return True
+
+    def waits_for(self, row: int) -> bool:
+        """Whether a row neither came nor failed."""
+        return not self._settled[row] and not self._abandoned
+
+    def fail(self, row: int, why: str) -> None:
+        """Gives a row up."""
+        with self._lock:
+            if not self._abandoned and not self._settled[row]:
+                self._why = self._why or why
+                self._settle(row)
+
+    def watch(self, futures: Sequence[Future[int]]) -> None:
+        """Takes in what a tier does for the fetch, to be cancelled when it is abandoned."""
+        with self._lock:
+            self._under_way = [future for future in self._under_way if not future.done()]
+            self._under_way += futures
+            abandoned = self._abandoned
+        if abandoned:
+            _cancel(futures)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it was given up before all rows had come or failed."""
+        return self._abandoned
+
+    def abandon(self, why: str) -> None:
+        """Ends the fetch: what has not come will not."""
+        with self._lock:
+            if not self._num_left or self._abandoned:
+                return
+            self._abandoned = True
+            self._why = self._why or why
+            self._ended.set()
+            under_way, self._under_way = self._under_way, []
+        _cancel(under_way)
+
+    def _settle(self, row: int) -> None:
+        self._settled[row] = True
+        self._num_left -= 1
+        if not self._num_left:
+            self._ended.set()
+
+
+def _cancel(futures: Sequence[Future[int]]) -> None:
+    for future in futures:
+        future.cancel()

@@ -1,0 +1,374 @@
+"""What goes down: chunks that became resident or were evicted, and what was invalidated."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from kvjax.chunking import Chunking
+from kvjax.pool import Change, ChunkPool
+from kvjax.tiers import frame
+from kvjax.tiers.buffers import Buffers, view_of
+from kvjax.tiers.entries import EntryName
+from kvjax.tiers.futures import result_of
+from kvjax.tiers.level import Frame, Level, Outgoing
+from kvjax.tiers.pool_bytes import PoolBytes
+
+_MOST_AT_A_TIME = 32
+_MOST_BYTES_AT_A_TIME = 32 * 2**20
+_DELETED_AT_A_TIME = 512
+
+
+class Writer:
+    """Keeps every tier supplied, each by a thread of its own.
+
+    What `note` and `capture` do is done under the offloader's lock, by whoever calls it. The threads hold the lock
+    while they look at the books, never while they copy, hash or wait.
+
+    Args:
+        chunking: the layout and its chunks.
+        pool: the host pool.
+        bytes_of_pool: its bytes.
+        levels: the tiers.
+        lock: the offloader's.
+        buffers: memory for frames.
+    """
+
+    def __init__(
+        self,
+        chunking: Chunking,
+        pool: ChunkPool,
+        bytes_of_pool: PoolBytes,
+        levels: Sequence[Level],
+        lock: threading.RLock,
+        buffers: Buffers,
+    ):
+        self._chunking = chunking
+        self._pool = pool
+        self._bytes = bytes_of_pool
+        self._levels = levels
+        self._buffers = buffers
+        self._sizes = [frame.entry_bytes(size or 0) for size in chunking.chunk_bytes]
+        self._where = np.zeros(pool.num_slots, np.uint8)  # by slot, the bits of the tiers that have its chunk
+        self._evicted: list[tuple[Outgoing, int]] = []  # not copied yet, with the bits of the tiers that lack them
+        self._changed = threading.Condition(lock)
+        self._stopped = False
+        self._threads = [
+            threading.Thread(target=self._run, args=(level,), name=f"kvjax-tier-{level.index}-writer", daemon=True)
+            for level in levels
+        ]
+        for thread in self._threads:
+            thread.start()
+
+    # --- called under the offloader's lock ------------------------------------------------------------
+
+    def note(self, change: Change) -> None:
+        """Takes in that chunks became resident, or that they leave the pool; it asks the pool of their slots only."""
+        if change.kind == "stored":
+            self._where[change.slots] = 0
+            self._want(change.slots, [level for level in self._levels if level.tier.write == "through"])
+        elif change.reason == "evicted":
+            self._note_evicted(change.slots)
+
+    def came_from(self, slots: np.ndarray, levels: np.ndarray) -> None:
+        """Notes from which tiers resident chunks came."""
+        self._where[slots] |= np.left_shift(np.uint8(1), levels.astype(np.uint8))
+
+    def capture(self) -> None:
+        """Copies chunks that were evicted and not written yet, before anything is written to their units."""
+        evicted, self._evicted = self._evicted, []
+        for item, bits in evicted:
+            wanting = [level for level in self._levels if bits & int(level.bit)]
+            takers = [level for level in wanting if self._has_room(level, item.name.num_bytes)]
+            for level in wanting:
+                level.counts.dropped += level not in takers
+            copied = self._copied(item, len(takers)) if takers else None
+            for level in takers:
+                self._queue(level, item, copied)
+
+    def _queue(self, level: Level, item: Outgoing, copied: Frame | None) -> None:
+        level.frames.append(replace(item, frame=copied))
+        level.pending_bytes += item.name.num_bytes
+        self._changed.notify_all()
+
+    def want_all(self) -> None:
+        """All that is in the pool is to be written to every tier that is written to and lacks it."""
+        slots = self._pool.resident_slots()
+        for level in self._levels:
+            if level.writes:
+                self._want(slots[(self._where[slots] & level.bit) == 0], [level])
+
+    def read_ahead(self) -> None:
+        """Where threads may not touch the pool, copies some of the chunks that are to be written."""
+        if self._bytes.any_thread:
+            return
+        for level in self._levels:
+            if level.health.is_up and not level.to_clear:
+                for item in self._next_refs(level):
+                    item.frame = self._copied(item)
+                    level.frames.append(item)
+                    self._changed.notify_all()
+
+    def invalidate(self, namespace: bytes | None) -> None:
+        """Entries of a namespace, or of all, are absent from now on, and are deleted in the background."""
+        for level in self._levels:
+            if namespace is None:
+                level.hide_all()
+            else:
+                level.hide(namespace)
+        self._changed.notify_all()
+
+    def wake(self) -> None:
+        """Tells the threads that there may be something to do."""
+        self._changed.notify_all()
+
+    def flush(self, until: float | None, step: Callable[[], None]) -> bool:
+        """Waits until nothing waits any more that a tier which is up could take; the lock is free meanwhile.
+
+        Args:
+            until: by the monotonic clock; `None` for as long as it takes.
+            step: called now and then.
+
+        Returns:
+            Whether nothing was left undone.
+        """
+        good = True
+        for level in self._levels:
+            while not level.idle:
+                step()
+                if not level.health.is_up and not level.num_writing:
+                    good = False
+                    self._drop(level)
+                    break
+                left = None if until is None else until - time.monotonic()
+                if left is not None and left <= 0:
+                    return False
+                self._changed.wait(0.05 if left is None else min(0.05, left))
+        return good
+
+    def stop(self) -> list[threading.Thread]:
+        """Tells the threads to end, and returns them."""
+        with self._changed:
+            self._stopped = True
+            self._changed.notify_all()
+        return self._threads
+
+    # --- parts, under the lock ------------------------------------------------------------------------
+
+    def _want(self, slots: np.ndarray, levels: Sequence[Level]) -> None:
+        if len(slots) and levels:
+            epochs = self._pool.epochs(slots)
+            for level in levels:
+                level.refs.extend(zip(slots.tolist(), epochs.tolist(), strict=True))
+            self._changed.notify_all()
+
+    def _note_evicted(self, slots: np.ndarray) -> None:
+        writable = np.uint8(sum(int(level.bit) for level in self._levels if level.writes))
+        lacking = writable & ~self._where[slots]
+        wanted = lacking > 0
+        if wanted.any():
+            bits = dict(zip(slots[wanted].tolist(), lacking[wanted].tolist(), strict=True))
+            self._evicted += [(item, bits[item.slot]) for item in self._outgoing(slots[wanted])]
+
+    def _outgoing(self, slots: np.ndarray) -> list[Outgoing]:
+        """What is to be written of chunks; those without a namespace of their own are left out."""
+        pool = self._pool
+        columns = (
+            slots.tolist(),
+            pool.keys(slots),
+            pool.names(slots),
+            pool.groups(slots).tolist(),
+            pool.chunk_idxs(slots).tolist(),
+            pool.epochs(slots).tolist(),
+        )
+        return [
+            Outgoing(EntryName(namespace, key, self._sizes[g]), chunk_idx, slot, epoch, pool.units(np.array([slot]))[0])
+            for slot, key, namespace, g, chunk_idx, epoch in zip(*columns, strict=True)
+            if namespace is not None
+        ]
+
+    def _has_room(self, level: Level, num_bytes: int) -> bool:
+        return level.health.is_up and level.pending_bytes + num_bytes <= level.tier.max_pending_bytes
+
+    def _copied(self, item: Outgoing, users: int = 1) -> Frame:
+        """A new frame with the chunk's bytes."""
+        memory = self._buffers.take(item.name.num_bytes)
+        self._bytes.copy_out(item.name.group_idx, item.units, memory[frame.HEADER_BYTES :])
+        return Frame(memory, users)
+
+    def _next_refs(self, level: Level) -> list[Outgoing]:
+        """The next chunks of the pool that are to be written to a level; they count as pending from now on."""
+        chosen: list[Outgoing] = []
+        room = min(_MOST_BYTES_AT_A_TIME, level.tier.max_pending_bytes - level.pending_bytes)
+        while level.refs and len(chosen) < _MOST_AT_A_TIME and room > 0:
+            slot, epoch = level.refs.popleft()
+            at = np.array([slot])
+            if not self._pool.still_held(at, np.array([epoch]))[0] or self._where[slot] & level.bit:
+                continue
+            for item in self._outgoing(at):
+                if not level.is_hidden(item.name.namespace):
+                    chosen.append(item)
+                    room -= item.name.num_bytes
+                    level.pending_bytes += item.name.num_bytes
+        return chosen
+
+    def _drop(self, level: Level) -> None:
+        """Forgets what waits for a level that is down; what is to be deleted there stays hidden."""
+        level.counts.dropped += len(level.refs) + len(level.frames)
+        level.refs.clear()
+        level.to_clear.clear()
+        while level.frames:
+            self._release(level, level.frames.popleft())
+
+    def _release(self, level: Level, item: Outgoing) -> None:
+        """A level has done with a chunk."""
+        level.pending_bytes -= item.name.num_bytes
+        if item.frame is not None:
+            item.frame.users -= 1
+            if not item.frame.users:
+                self._buffers.give(item.frame.memory)
+
+    # --- the threads ----------------------------------------------------------------------------------
+
+    def _run(self, level: Level) -> None:
+        while True:
+            with self._changed:
+                while not self._stopped and not self._has_work(level):
+                    self._changed.wait(level.health.pause_s or None)
+                if self._stopped:
+                    return
+                namespace = level.to_clear[0] if level.to_clear else None
+                times = level.times_hidden(namespace)
+                batch = [] if namespace is not None else self._take(level)
+                level.num_writing += 1
+            try:
+                if namespace is not None:
+                    self._clear(level, namespace, times)
+                else:
+                    self._write(level, batch)
+            except Exception as error:  # noqa: BLE001  # whatever a tier raises must not end the thread
+                with self._changed:
+                    level.failed("clearing" if namespace is not None else "writing", error)
+            with self._changed:
+                for item in batch:
+                    self._release(level, item)
+                level.num_writing -= 1
+                self._changed.notify_all()
+
+    def _has_work(self, level: Level) -> bool:
+        refs = level.refs and self._bytes.any_thread
+        return bool(level.health.is_up and (level.to_clear or level.frames or refs))
+
+    def _take(self, level: Level) -> list[Outgoing]:
+        """Some distinct chunks to write: first those that left the pool."""
+        batch: dict[EntryName, Outgoing] = {}
+        num_bytes = 0
+        while level.frames and len(batch) < _MOST_AT_A_TIME and num_bytes < _MOST_BYTES_AT_A_TIME:
+            item = level.frames.popleft()
+            num_bytes += item.name.num_bytes
+            if item.name in batch or level.is_hidden(item.name.namespace):
+                self._release(level, item)
+            else:
+                batch[item.name] = item
+        if not batch and self._bytes.any_thread:
+            for item in self._next_refs(level):
+                if batch.setdefault(item.name, item) is not item:
+                    self._release(level, item)
+        return list(batch.values())
+
+    def _write(self, level: Level, batch: list[Outgoing]) -> None:
+        started = time.monotonic()
+        deadline = started + level.tier.timeout_s
+        batch = self._with_bytes(batch)
+        if not batch:
+            return
+        there = result_of(level.tier.exists([item.name for item in batch], deadline=deadline), deadline)
+        known = [item for item, is_there in zip(batch, there, strict=True) if is_there]
+        new = [item for item, is_there in zip(batch, there, strict=True) if not is_there]
+        self._written(level, known, new=False)
+        if new:
+            self._put(level, new, deadline)
+
+    def _put(self, level: Level, batch: list[Outgoing], deadline: float) -> None:
+        started = time.monotonic()
+        frames = [self._finished(item) for item in batch]
+        futures = level.tier.put([item.name for item in batch], frames, deadline=deadline)
+        good: dict[bool, list[Outgoing]] = {True: [], False: []}
+        num_bytes = num_failed = 0
+        for item, future in zip(batch, futures, strict=True):
+            try:
+                good[result_of(future, deadline)].append(item)
+                num_bytes += item.name.num_bytes
+            except Exception as error:  # noqa: BLE001  # whatever a tier raises is a failure to write
+                num_failed += 1
+                with self._changed:
+                    level.failed("writing", error)
+                    if not future.done() and item.frame is not None:
+                        item.frame.users += 1  # it may still be read: nobody gets the memory any more
+        self._written(level, good[True], new=True)
+        self._written(level, good[False], new=False)
+        if not num_failed:
+            level.write_speed.add(num_bytes, time.monotonic() - started)
+
+    def _with_bytes(self, batch: list[Outgoing]) -> list[Outgoing]:
+        """Copies what is still in the pool; a chunk that left it meanwhile may have been copied in part, and was
+        captured when it left."""
+        fresh = [item for item in batch if item.frame is None]
+        for item in fresh:
+            item.frame = self._copied(item)
+        if not fresh:
+            return batch
+        slots = np.array([item.slot for item in fresh])
+        epochs = np.array([item.epoch for item in fresh])
+        with self._changed:
+            held = self._pool.still_held(slots, epochs)
+        lost = {item for item, is_held in zip(fresh, held.tolist(), strict=True) if not is_held}
+        return [item for item in batch if item not in lost]
+
+    def _finished(self, item: Outgoing) -> memoryview:
+        assert item.frame is not None, "its bytes were copied"
+        entry = view_of(item.frame.memory)
+        g = item.name.group_idx
+        frame.write_header(
+            entry,
+            item.name,
+            group_name=self._chunking.layout.groups[g].name,
+            chunk_idx=item.chunk_idx,
+            tokens_per_chunk=self._chunking.tokens_per_chunk[g] or 0,
+        )
+        return entry
+
+    def _written(self, level: Level, items: list[Outgoing], *, new: bool) -> None:
+        """Notes that entries are in a tier."""
+        if not items:
+            return
+        slots, epochs = np.array([(item.slot, item.epoch) for item in items], np.int64).T
+        with self._changed:
+            level.health.answered()
+            if new:
+                level.counts.chunks_written += len(items)
+                level.counts.bytes_written += sum(item.name.num_bytes - frame.HEADER_BYTES for item in items)
+            else:
+                level.counts.chunks_known += len(items)
+            held = self._pool.still_held(slots, epochs)
+            self._where[slots[held]] |= level.bit
+
+    def _clear(self, level: Level, namespace: bytes, times: int) -> None:
+        """Deletes what a tier has of a namespace, which was hidden so many times."""
+        num_entries = 0
+        names: list[EntryName] = []
+        for name in level.tier.list(namespace):
+            names.append(name)
+            if len(names) == _DELETED_AT_A_TIME:
+                num_entries += self._delete(level, names)
+                names = []
+        num_entries += self._delete(level, names)
+        with self._changed:
+            level.health.answered()
+            level.cleared(namespace, times, num_entries)
+
+    def _delete(self, level: Level, names: list[EntryName]) -> int:
+        deadline = time.monotonic() + level.tier.timeout_s
+        return result_of(level.tier.delete(names, deadline=deadline), deadline) if names else 0
