@@ -36,7 +36,7 @@ class TestFileTierWithoutReadsThatNeverWait(TestFileTier):
 
     @pytest.fixture(autouse=True)
     def nothing_is_cached(self, monkeypatch):
-        monkeypatch.setattr(file_store, "_read_cached", lambda *_: 0)
+        monkeypatch.setattr(file_store, "read_cached", lambda *_: 0)
 
 
 @pytest.fixture
@@ -148,7 +148,7 @@ def test_where_files_cannot_be_locked_old_strays_are_swept(open_, tmp_path, monk
         raise OSError(37, "No locks available")
 
     tier = open_()
-    monkeypatch.setattr(file_store.fcntl, "fcntl", refuse)
+    monkeypatch.setattr(fcntl, "fcntl", refuse)
     for one, age_s in zip(ENTRIES, [10, 10_000], strict=False):
         stray = path_of(tmp_path, one).with_name(path_of(tmp_path, one).name + LOCK_SUFFIX)
         plant(stray)
@@ -234,7 +234,7 @@ def test_a_root_that_is_a_file_is_refused(tmp_path, below):
 
 
 def test_a_root_that_may_not_be_written_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(file_store.os, "access", lambda _path, mode: not mode & os.W_OK)
+    monkeypatch.setattr(os, "access", lambda _path, mode: not mode & os.W_OK)
     with pytest.raises(ValueError, match="must be a folder that may be written"):
         open_tier(f"file://{tmp_path}")
     open_tier(f"file://{tmp_path}?write=never").close()
@@ -277,7 +277,7 @@ def test_errors_of_reading_are_those_of_a_tier(open_, monkeypatch, number, told)
 
     tier = open_()
     put(tier, ENTRIES[:1])
-    monkeypatch.setattr(file_store.os, "preadv", fail)
+    monkeypatch.setattr(os, "preadv", fail)
     with pytest.raises(TierError, match=f": {told}$"):
         get(tier, ENTRIES[0].name)
     monkeypatch.undo()
@@ -297,7 +297,7 @@ def test_a_disk_that_hangs_holds_nobody_up_and_touches_no_buffer_later(open_, mo
         assert go_on.wait(LONG_S)
         return moved
 
-    monkeypatch.setattr(file_store.os, "preadv", slow)
+    monkeypatch.setattr(os, "preadv", slow)
     buffer = memoryview(bytearray(ROOM))
     (future,) = tier.get([ENTRIES[0].name], [buffer], deadline=later(0.05))
     with pytest.raises(TierTimeoutError):
@@ -310,8 +310,8 @@ def test_a_disk_that_hangs_holds_nobody_up_and_touches_no_buffer_later(open_, mo
 def test_an_entry_that_is_cut_while_it_is_read_tells_how_much_came(open_, monkeypatch):
     tier = open_()
     put(tier, ENTRIES[:1])
-    monkeypatch.setattr(file_store, "_read_cached", lambda *_: 0)
-    monkeypatch.setattr(file_store.os, "preadv", lambda *_: 0)
+    monkeypatch.setattr(file_store, "read_cached", lambda *_: 0)
+    monkeypatch.setattr(os, "preadv", lambda *_: 0)
     (future,) = tier.get([ENTRIES[0].name], [memoryview(bytearray(ROOM))], deadline=later())
     assert result(future) == 0
 
@@ -349,3 +349,14 @@ def test_readers_see_whole_entries_or_none_while_they_are_deleted_and_written(op
     stop.set()
     reader.join()
     assert not wrong
+
+
+@pytest.mark.parametrize("show", [True, False])
+def test_looking_through_a_folder_shows_progress_where_that_is_asked_for(tmp_path, capsys, show):
+    with contextlib.closing(open_tier(f"file://{tmp_path}")) as tier:
+        put(tier, ENTRIES)
+    with contextlib.closing(open_tier(f"file://{tmp_path}", show_progress=show)) as tier:
+        assert tier.usage().num_entries == len(ENTRIES)
+    told = capsys.readouterr()
+    assert told.out == ""
+    assert ("looking through" in told.err) == show

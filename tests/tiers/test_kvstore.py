@@ -318,3 +318,26 @@ def test_what_ended_before_its_turn_is_not_begun(store):
     assert list(store.entries) == [names[0], names[2]]
     assert store.num_writes == 2
     tier.close()
+
+
+def test_a_scan_that_fails_leaves_the_books_as_they_are(store, monkeypatch):
+    """Also where the store holds more than the budget, because an eviction failed."""
+    tier = tier_on(store, max_bytes=2 * ROOM)
+    put(tier_on(store), ENTRIES[:4])
+    store.delete_failures = [TierError("a disk that fails")]
+    with pytest.raises(TierError, match="that fails"):
+        tier.refresh()
+    assert tier.usage().num_bytes == 4 * ROOM
+
+    def fail(*_):
+        raise TierError("a disk that still fails")
+
+    monkeypatch.setattr(store, "look", fail)
+    with pytest.raises(TierError, match="still fails"):
+        tier.refresh()
+    monkeypatch.undo()
+    assert exists(tier, [one.name for one in ENTRIES[:4]]) == [True] * 4
+    assert put(tier, [ENTRIES[4]]) == [True]
+    assert tier.usage().num_bytes == store.room == 2 * ROOM
+    tier.check_integrity()
+    tier.close()
