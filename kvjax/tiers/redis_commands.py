@@ -12,7 +12,7 @@ from kvjax.tiers.tier import TierError, TierFullError, TierUnavailableError
 
 KEYS_PER_SEND = 1024
 _SCAN_KEYS = 1000
-_SCAN_BYTES = 16 * 2**20
+_SCAN_BYTES = 2 * 2**20
 # What servers say; any other word may be made up, and is not repeated.
 _KNOWN_CODES = frozenset(
     {

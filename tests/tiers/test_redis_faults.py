@@ -280,7 +280,7 @@ HOSTILE = {
     "claims a huge list": hostile.answers(b"*9999999999\r\n", b":1\r\n" * 4096),
     "nests lists": hostile.answers(b"", b"*1\r\n" * 4096),
     "ends no line": hostile.answers(b"+", X),
-    "ends a chunk wrongly": hostile.answers(b":100128\r\n$5\r\nabcdefgh\r\n", b""),
+    "ends a chunk wrongly": hostile.answers(b":100128\r\n$5\r\nabcdefgh\r\n:1\r\n"),
     "drips": hostile.drips(b":100128\r\n$100128\r\n"),
     "answers an integer with a text": hostile.answers(b"$1\r\nx\r\n" * 100),
 }
@@ -308,6 +308,19 @@ def test_whatever_a_server_says_is_a_miss_in_time_and_in_little_memory(speak, op
         tracemalloc.stop()
         assert peak_bytes < 8 * 2**20
         guarded.read()
+        tier.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["greets without an end", "claims a huge text", "claims a huge list", "nests lists", "ends no line"],
+)
+def test_a_reply_without_an_end_is_given_up_without_waiting_for_the_deadline(said):
+    with hostile_server(HOSTILE[said]) as port:
+        tier = open_redis(f"redis://127.0.0.1:{port}?timeout_s={LONG_S}")
+        for call in (tier.usage, lambda: list(tier.list())):
+            with pytest.raises(TierUnavailableError):
+                call()
         tier.close()
 
 
