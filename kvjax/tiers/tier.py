@@ -98,7 +98,8 @@ class Tier(ABC):
 
         Returns:
             For each entry a future: true if it was written, false if it was there. It raises `TierFullError`, or
-            another `TierError`, and then nothing under that name can be read that was not there before.
+            another `TierError`, and then nothing under that name can be read but what was there before, or the whole
+            entry, where only the answer was lost.
         """
 
     @abstractmethod
