@@ -1,6 +1,8 @@
 """The few argument checks that every module shares. Each error names the argument, the rule and the value."""
 
 import operator
+import re
+import reprlib
 from typing import Any
 
 import numpy as np
@@ -9,6 +11,8 @@ import numpy as np
 # together can wrap.
 LIMIT = 2**48
 _MOST_SECONDS = 1e9  # what clocks and locks can take
+_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"([0-9]{1,30})(B|KiB|MiB|GiB|TiB)?")
 
 
 def is_int(value: Any) -> bool:
@@ -66,3 +70,22 @@ def seconds(value: Any, name: str) -> float | None:
     if not number or not 0 <= value <= _MOST_SECONDS:
         raise ValueError(f"`{name}` must be a number of seconds from 0 to {_MOST_SECONDS:.0e} or None, got {value!r}")
     return float(value)
+
+
+def size(text: str, name: str = "a size") -> int:
+    """Returns the bytes that a size such as `8GiB` names.
+
+    Args:
+        text: as given.
+        name: what the size is of, for messages.
+
+    Raises:
+        ValueError: it is not digits with an optional B, KiB, MiB, GiB or TiB.
+
+    >>> size("64KiB")
+    65536
+    """
+    match = _SIZE.fullmatch(text)
+    if not match:
+        raise ValueError(f"{name} must be digits with an optional B, KiB, MiB, GiB or TiB, got {reprlib.repr(text)}")
+    return int(match[1]) * _UNITS[match[2] or ""]

@@ -4,11 +4,10 @@ import argparse
 import re
 import reprlib
 
+from kvjax import _checks
 from kvjax.chunking import Chunking, resolve_chunking
 from kvjax.groups import CacheLayout
 
-_UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZE = re.compile(r"([0-9]{1,30})(B|KiB|MiB|GiB|TiB)?")
 _INT = re.compile(r"-?[0-9]{1,30}")
 _REAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?")
 
@@ -22,12 +21,10 @@ def size(text: str) -> int:
     >>> size("64KiB")
     65536
     """
-    match = _SIZE.fullmatch(text)
-    if not match:
-        raise argparse.ArgumentTypeError(
-            f"a size must be digits with an optional B, KiB, MiB, GiB or TiB, got {reprlib.repr(text)}"
-        )
-    return int(match[1]) * _UNITS[match[2] or ""]
+    try:
+        return _checks.size(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 def integer(text: str) -> int:

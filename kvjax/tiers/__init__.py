@@ -6,3 +6,4 @@ from kvjax.tiers.tier import TierFullError as TierFullError
 from kvjax.tiers.tier import TierTimeoutError as TierTimeoutError
 from kvjax.tiers.tier import TierUnavailableError as TierUnavailableError
 from kvjax.tiers.tier import Usage as Usage
+from kvjax.tiers.urls import open_tier as open_tier

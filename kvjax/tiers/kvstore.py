@@ -1,0 +1,303 @@
+"""The tier for disks and object stores: a store of bytes by name, with a budget, deadlines and threads of its own."""
+
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import numpy as np
+
+from kvjax._checks import integer
+from kvjax.tiers.budget import Budget, Room
+from kvjax.tiers.entries import EntryName
+from kvjax.tiers.handover import Deadlines, EndedError, Handover
+from kvjax.tiers.scans import FirstScan, scan
+from kvjax.tiers.store import Store
+from kvjax.tiers.tier import (
+    DEFAULT_PENDING_BYTES,
+    DEFAULT_TIMEOUT_S,
+    Tier,
+    TierError,
+    TierFullError,
+    TierTimeoutError,
+    TierUnavailableError,
+    Usage,
+    Write,
+)
+from kvjax.tiers.workers import Workers
+
+T = TypeVar("T")
+
+
+class KVStoreTier(Tier):
+    """Keeps entries in a store, within a budget, evicting those used longest ago.
+
+    The books of what is held are this process's own. They are made by looking through the store at the start, and again
+    by `refresh`; what others write or delete meanwhile shows when it is read or written. `exists` answers from the books
+    at once, so that thousands of names cost no request; `get` asks the store whatever the books say. Two processes with
+    one store do no harm to each other, but each keeps to its budget by what it knows.
+
+    Until the store has been looked through, which goes on in the background if it cannot be reached, nothing is
+    written and `exists` and `usage` raise `TierUnavailableError`: what room there is is not known.
+
+    Operations on one name at one time happen in any order. A write that goes on after its deadline may still succeed;
+    the entry is then held, whole. A thread that hangs is not replaced: with all of them, the tier answers with
+    `TierTimeoutError`s until they go on, and takes no more memory.
+
+    Args:
+        store: where entries are kept.
+        max_bytes: of entries, frames and all, at most.
+        write: see `Tier`. With `"never"` only `delete` changes the store, and a put fails.
+        timeout_s: see `Tier`.
+        max_pending_bytes: see `Tier`.
+        num_threads: writes done at a time, and as many reads.
+        retry_s: how long to wait before an unreachable store is looked through again; grows to 30 s.
+        show_progress: of looking through the store; `None` for where standard error is a terminal.
+
+    Raises:
+        ValueError: a value of the wrong type or range.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        *,
+        max_bytes: int,
+        write: Write = "through",
+        timeout_s: float = DEFAULT_TIMEOUT_S,
+        max_pending_bytes: int = DEFAULT_PENDING_BYTES,
+        num_threads: int = 8,
+        retry_s: float = 1.0,
+        show_progress: bool | None = None,
+    ):
+        super().__init__(store.name, write=write, timeout_s=timeout_s, max_pending_bytes=max_pending_bytes)
+        self._store = store
+        self._changed = threading.Condition()
+        self._budget = Budget(integer(max_bytes, "max_bytes", at_least=1))
+        self._deadlines = Deadlines(self.name)
+        self._writers = Workers(integer(num_threads, "num_threads", at_least=1), "kvjax-tier-write")
+        self._readers = Workers(num_threads, "kvjax-tier-read")
+        self._scanning = threading.Lock()
+        self._first_scan = FirstScan(self._scan, retry_s)
+        self._closed = False
+        self._first_scan.start(timeout_s, show_progress)
+
+    def put(self, names: Sequence[EntryName], frames: Sequence[memoryview], *, deadline: float) -> list[Future[bool]]:
+        return [
+            self._submit(self._writers, deadline, self._put, name, frame, deadline)
+            for name, frame in zip(names, frames, strict=True)
+        ]
+
+    def get(self, names: Sequence[EntryName], buffers: Sequence[memoryview], *, deadline: float) -> list[Future[int]]:
+        return [
+            self._submit(self._readers, deadline, self._get, name, buffer)
+            for name, buffer in zip(names, buffers, strict=True)
+        ]
+
+    def exists(self, names: Sequence[EntryName], *, deadline: float) -> Future[np.ndarray]:
+        """See `Tier.exists`. The future has ended: the books answer, not the store."""
+        future: Future[np.ndarray] = Future()
+        try:
+            self._refuse_unless_ready()
+            with self._changed:
+                future.set_result(np.fromiter((name in self._budget for name in names), bool, len(names)))
+        except TierError as error:
+            future.set_exception(error)
+        return future
+
+    def delete(self, names: Sequence[EntryName], *, deadline: float) -> Future[int]:
+        return self._submit(self._writers, deadline, self._delete, list(names))
+
+    def list(self, namespace: bytes | None = None) -> Iterator[EntryName]:
+        """See `Tier.list`. Whatever has the name of an entry is listed, whatever its bytes."""
+        folders = self._store.folders(namespace)
+        while (folder := self._ask(lambda _future: next(folders, None))) is not None:
+            yield from (name for name, _, _ in self._ask(self._look, folder).entries)
+
+    def usage(self) -> Usage:
+        """See `Tier.usage`. Entries that are being written or deleted count by their bytes."""
+        self._refuse_unless_ready()
+        with self._changed:
+            return Usage(self._budget.num_entries, self._budget.num_bytes, self._budget.max_bytes)
+
+    def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        self._first_scan.close()
+        self._deadlines.close(self.timeout_s)
+        self._writers.close()
+        self._readers.close()
+
+    def sweep(self) -> int:
+        """See `Tier.sweep`. What other writers still hold is not touched."""
+        folders = self._store.folders()
+        swept = 0
+        while (folder := self._ask(lambda _future: next(folders, None))) is not None:
+            swept += self._ask(self._sweep, folder)
+        return swept
+
+    def refresh(self, *, show_progress: bool | None = False) -> None:
+        """Looks through the store again, and makes the books what it holds. Entries whose bytes are not those of their
+        names are deleted, and what is above the budget is evicted. It takes as long as the store does.
+
+        Args:
+            show_progress: `None` shows a bar where standard error is a terminal.
+
+        Raises:
+            TierError: the store cannot be looked through; the books stay as they are.
+        """
+        self._scan(show_progress, lambda: None)
+
+    def check_integrity(self) -> None:
+        """Recounts the books.
+
+        Raises:
+            AssertionError: they contradict themselves.
+        """
+        with self._changed:
+            self._budget.check_integrity()
+
+    def _submit(self, workers: Workers, deadline: float, job: Callable[..., T], *args: Any) -> Handover[T]:
+        future: Handover[T] = Handover()
+        self._deadlines.watch(future, deadline)
+        if time.monotonic() >= deadline:
+            future.fail(TierTimeoutError(f"{self.name} was asked after the deadline"))
+        if not future.ended:
+            workers.submit(self._run, future, job, args)
+        return future
+
+    def _run(self, future: Handover[T], job: Callable[..., T], args: tuple[Any, ...]) -> None:
+        """Ends a future with what `job(*args, future)` returns or raises."""
+        if future.ended:
+            return
+        try:
+            future.finish(job(*args, future))
+        except EndedError:
+            return
+        except (KeyError, TierError) as error:
+            future.fail(error)
+        except Exception as error:  # noqa: BLE001 the edge of a job
+            future.fail(TierError(f"{self.name}: {type(error).__name__}"))
+
+    def _ask(self, job: Callable[..., T], *args: Any) -> T:
+        """Returns what a job on a reader's thread returns, within `timeout_s`."""
+        return self._submit(self._readers, time.monotonic() + self.timeout_s, job, *args).result()
+
+    def _refuse_unless_ready(self) -> None:
+        if self._closed:
+            raise TierUnavailableError(f"{self.name} is closed")
+        if not self._first_scan.succeeded:
+            reason = self._first_scan.failure
+            raise TierUnavailableError(str(reason) if reason else f"{self.name} is still being looked through")
+
+    def _put(self, name: EntryName, frame: memoryview, deadline: float, future: Handover[bool]) -> bool:
+        if self.write == "never":
+            raise TierError(f"{self.name} is only read")
+        self._refuse_unless_ready()
+        if not self._reserve(name, deadline):
+            return False
+        written = None
+        try:
+            written = self._write(name, frame, future)
+        finally:
+            with self._changed:
+                (self._budget.drop if written is None else self._budget.publish)(name)
+                self._changed.notify_all()
+        return written
+
+    def _reserve(self, name: EntryName, deadline: float) -> bool:
+        """Makes room for an entry, and returns whether it must be written."""
+        while True:
+            with self._changed:
+                room = self._budget.reserve(name)
+                if room in (Room.RESERVED, Room.THERE):
+                    return room is Room.RESERVED
+                if room is Room.NEVER:
+                    raise TierFullError(f"{self.name}: an entry of {name.num_bytes} bytes is larger than the budget")
+                victims = self._budget.evict(self._budget.shortage(name)) if room is Room.SHORT else []
+                if not victims and not self._changed.wait(max(0.0, deadline - time.monotonic())):
+                    raise TierTimeoutError(f"{self.name}: no room was made by the deadline")
+            self._evict(victims)
+
+    def _write(self, name: EntryName, frame: memoryview, future: Handover[bool]) -> bool:
+        try:
+            return self._store.write(name, frame, future)
+        except TierFullError:
+            with self._changed:
+                victims = self._budget.evict(name.num_bytes)
+            if not victims:
+                raise
+        self._evict(victims)
+        return self._store.write(name, frame, future)
+
+    def _evict(self, victims: Sequence[EntryName]) -> int:
+        """Deletes entries that are leaving, and returns how many of them were there still."""
+        deleted = 0
+        for i, name in enumerate(victims):
+            try:
+                deleted += self._store.delete(name)
+            except TierError:
+                with self._changed:
+                    for kept in victims[i:]:
+                        self._budget.stay(kept)
+                    self._changed.notify_all()
+                raise
+            with self._changed:
+                self._budget.gone(name)
+                self._changed.notify_all()
+        return deleted
+
+    def _get(self, name: EntryName, buffer: memoryview, future: Handover[int]) -> int:
+        with self._changed:
+            self._budget.begin_read(name)
+        try:
+            num_bytes = self._store.read(name, buffer, future)
+        except KeyError:
+            with self._changed:
+                if self._budget.leave(name):
+                    self._budget.gone(name)
+            raise
+        finally:
+            with self._changed:
+                self._budget.end_read(name)
+                self._changed.notify_all()
+        if num_bytes == name.num_bytes and self._first_scan.succeeded:
+            with self._changed:
+                self._budget.adopt(name)
+        return num_bytes
+
+    def _delete(self, names: Sequence[EntryName], future: Handover[int]) -> int:
+        deleted = 0
+        for name in names:
+            if future.ended:
+                raise EndedError
+            with self._changed:
+                known = self._budget.leave(name)
+            if known:
+                deleted += self._evict([name])
+            elif self._store.has(name):
+                deleted += self._store.delete(name)
+        return deleted
+
+    def _look(self, folder: str, _future: Handover) -> Any:
+        return self._store.look(folder)
+
+    def _sweep(self, folder: str, _future: Handover) -> int:
+        return sum(map(self._store.remove_stray, self._store.look(folder).strays))
+
+    def _scan(self, show_progress: bool | None, alive: Callable[[], None]) -> None:
+        with self._scanning:
+            with self._changed:
+                self._budget.begin_scan()
+            found = None
+            try:
+                found = scan(self._store, show_progress, alive, tidy=self.write != "never")
+            finally:
+                with self._changed:
+                    self._budget.end_scan(found)
+                    surplus = self.write != "never" and self._budget.shortage()
+                    victims = self._budget.evict(surplus) if surplus > 0 else []
+                    self._changed.notify_all()
+            self._evict(victims)

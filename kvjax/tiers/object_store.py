@@ -1,0 +1,106 @@
+"""Entries as objects of a bucket."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from kvjax.tiers.entries import EntryName, folder_of, parse_name
+from kvjax.tiers.frame import MAGIC
+from kvjax.tiers.handover import Handover
+from kvjax.tiers.store import STORE_ERRORS, Found, Store, absent, contents, open_store, store_failure
+
+_RETRIES = {"max_retries": 2, "initial_delay": "100ms", "max_delay": "1s"}
+_CONTEXT = {
+    "s3": {"s3_request_retries": _RETRIES, "aws_credentials": {"type": "environment"}},
+    "gcs": {"gcs_request_retries": _RETRIES},
+}
+_TOO_SHORT = "OUT_OF_RANGE"
+_TOTAL_BYTES = re.compile(r"(?:total size|value of size) ([0-9]{1,15})\b")
+
+
+class ObjectStore(Store):
+    """Entries as objects, through TensorStore's drivers for S3 (and what speaks its protocol) and Google's store, of
+    which only the first has been run.
+
+    Credentials come from the environment. A write is a creation (`If-None-Match`) where the server knows that. A
+    request that hangs takes one thread until TensorStore ends it.
+
+    Args:
+        url: for messages.
+        spec: of TensorStore's driver, `"s3"` or `"gcs"`.
+
+    Raises:
+        ValueError: TensorStore refuses the spec.
+    """
+
+    def __init__(self, url: str, spec: dict[str, Any]):
+        super().__init__(url)
+        self._absent = absent()
+        try:
+            self._values = open_store(spec, _CONTEXT[spec["driver"]])
+        except STORE_ERRORS as error:
+            raise ValueError(f"{url!r} cannot be used: {store_failure(url, error)}") from None
+
+    def write(self, name: EntryName, frame: memoryview, future: Handover) -> bool:
+        try:
+            stamp = future.touch(lambda: self._values.write(name.text, contents(frame), if_equal=self._absent)).result()
+        except STORE_ERRORS as error:
+            raise store_failure(self.name, error) from None
+        return bool(stamp.generation)
+
+    def read(self, name: EntryName, buffer: memoryview, future: Handover) -> int:
+        """See `Store.read`. The bytes are asked for from the end of the entry: a store answers with all of it if it is
+        as long as it should be, and if it is longer the bytes do not begin as an entry does."""
+        wanted = len(buffer)
+        value, num_bytes = self._value(name, slice(-wanted, None) if wanted else slice(0, 1))
+        if num_bytes < wanted:
+            value, _ = self._value(name, slice(0, num_bytes)) if num_bytes else (b"", 0)
+        elif not value.startswith(MAGIC):
+            longer, total = self._value(name, slice(0, wanted + 1))
+            value, num_bytes = (longer, len(longer)) if longer else (value, total)
+        fitting = memoryview(value)[:wanted]
+        future.touch(lambda: buffer[: len(fitting)].__setitem__(slice(None), fitting))
+        return num_bytes
+
+    def has(self, name: EntryName) -> bool:
+        try:
+            return self._values.read(name.text, byte_range=slice(0, 0)).result().state == "value"
+        except STORE_ERRORS as error:
+            raise store_failure(self.name, error) from None
+
+    def delete(self, name: EntryName) -> bool:
+        try:
+            self._values.write(name.text, None).result()
+        except STORE_ERRORS as error:
+            raise store_failure(self.name, error) from None
+        return True
+
+    def folders(self, namespace: bytes | None = None) -> Iterator[str]:
+        yield folder_of(namespace)
+
+    def look(self, folder: str) -> Found:
+        """See `Store.look`. Bytes are those that the names tell; no object's age is known."""
+        try:
+            texts = (self._values / folder).list().result()
+        except STORE_ERRORS as error:
+            raise store_failure(self.name, error) from None
+        names = (parse_name(folder + text.decode(errors="replace")) for text in texts)
+        return Found([(name, name.num_bytes, 0.0) for name in names if name], [])
+
+    def _value(self, name: EntryName, part: slice) -> tuple[bytes, int]:
+        """Returns a part of an entry and how many bytes that is; nothing, and the bytes of the whole, if it is shorter.
+
+        Raises:
+            KeyError: there is no such entry.
+        """
+        try:
+            result = self._values.read(name.text, byte_range=part).result()
+        except STORE_ERRORS as error:
+            text = str(error)
+            total = _TOTAL_BYTES.search(text)
+            if text.startswith(_TOO_SHORT) and total:
+                return b"", int(total[1])
+            raise store_failure(self.name, error) from None
+        if result.state != "value":
+            raise KeyError(name)
+        return result.value, len(result.value)
