@@ -17,6 +17,7 @@ from kvjax.tiers.store import Store
 from kvjax.tiers.tier import (
     DEFAULT_PENDING_BYTES,
     DEFAULT_TIMEOUT_S,
+    Listed,
     Tier,
     TierError,
     TierFullError,
@@ -111,9 +112,13 @@ class KVStoreTier(Tier):
 
     def list(self, namespace: bytes | None = None) -> Iterator[EntryName]:
         """See `Tier.list`. Whatever has the name of an entry is listed, whatever its bytes."""
+        return (listed.name for listed in self.survey(namespace))
+
+    def survey(self, namespace: bytes | None = None) -> Iterator[Listed]:
+        """See `Tier.survey`. It asks the store, not the books; of objects it tells no more than their names do."""
         folders = self._store.folders(namespace)
         while (folder := self._ask(lambda _future: next(folders, None))) is not None:
-            yield from (name for name, _, _ in self._ask(self._look, folder).entries)
+            yield from (Listed(*entry) for entry in self._ask(self._look, folder).entries)
 
     def usage(self) -> Usage:
         """See `Tier.usage`. Entries that are being written or deleted count by their bytes."""
