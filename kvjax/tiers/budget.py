@@ -103,8 +103,8 @@ class Budget:
             self.publish(name)
 
     def evict(self, num_bytes: int) -> list[EntryName]:
-        """Begins to delete the entries used longest ago that nobody reads, of at least `num_bytes` if there are so many;
-        `gone` or `stay` must follow for each."""
+        """Begins to delete the entries used longest ago that nobody reads, until `num_bytes` are on their way out, and
+        returns them; `gone` or `stay` must follow for each."""
         leaving = sum(name.num_bytes for name in self._leaving)
         victims: list[EntryName] = []
         for name in self._held:

@@ -57,6 +57,7 @@ class FileStore(Store):
         self._spare = threading.local()
 
     def write(self, name: EntryName, frame: memoryview, future: Handover) -> bool:
+        """See `Store.write`."""
         self._make_way(name)
         try:
             stamp = future.touch(lambda: self._values.write(name.text, contents(frame), if_equal=self._absent)).result()
@@ -65,15 +66,16 @@ class FileStore(Store):
         return bool(stamp.generation)
 
     def read(self, name: EntryName, buffer: memoryview, future: Handover) -> int:
-        folder, _, leaf = name.text.rpartition("/")
-        with self._told(missing=name), self._folder(folder) as at:
-            file = os.open(leaf, os.O_RDONLY | _FILE, dir_fd=at)
+        """See `Store.read`."""
+        with self._told(missing=name):
+            file = self._open_at_once(name.text) or self._open(name.text)
             try:
                 return self._read(file, buffer, future, name)
             finally:
                 os.close(file)
 
     def has(self, name: EntryName) -> bool:
+        """See `Store.has`."""
         folder, _, leaf = name.text.rpartition("/")
         try:
             with self._told(missing=name), self._folder(folder) as at:
@@ -82,6 +84,7 @@ class FileStore(Store):
             return False
 
     def delete(self, name: EntryName) -> bool:
+        """See `Store.delete`."""
         folder, _, leaf = name.text.rpartition("/")
         try:
             with self._told(missing=name), self._folder(folder) as at:
@@ -91,10 +94,12 @@ class FileStore(Store):
         return True
 
     def folders(self, namespace: bytes | None = None) -> Iterator[str]:
+        """See `Store.folders`."""
         depth = 2 if namespace else 3
         return self._below(folder_of(namespace).rstrip("/"), depth)
 
     def look(self, folder: str) -> Found:
+        """See `Store.look`."""
         found = Found([], [])
         try:
             with self._told(missing=folder), self._folder(folder) as at, os.scandir(at) as files:
@@ -114,6 +119,7 @@ class FileStore(Store):
         return found
 
     def remove_stray(self, stray: str) -> bool:
+        """See `Store.remove_stray`."""
         folder, _, leaf = stray.rpartition("/")
         try:
             with self._told(missing=stray), self._folder(folder) as at:
@@ -124,6 +130,24 @@ class FileStore(Store):
                     os.close(file)
         except KeyError:
             return False
+
+    def _open_at_once(self, text: str) -> int | None:
+        """Opens an entry that no link leads to. `None` if that cannot be told: then `_open` must."""
+        path = f"{self._root}/{text}"
+        try:
+            file = os.open(path, os.O_RDONLY | _FILE)
+        except OSError:
+            return None
+        with contextlib.suppress(OSError):
+            if os.readlink(f"/proc/self/fd/{file}") == path:
+                return file
+        os.close(file)
+        return None
+
+    def _open(self, text: str) -> int:
+        folder, _, leaf = text.rpartition("/")
+        with self._folder(folder) as at:
+            return os.open(leaf, os.O_RDONLY | _FILE, dir_fd=at)
 
     def _read(self, file: int, buffer: memoryview, future: Handover, name: EntryName) -> int:
         info = os.fstat(file)

@@ -4,7 +4,7 @@ import heapq
 import itertools
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import TypeVar
 
@@ -13,7 +13,7 @@ from kvjax.tiers.tier import TierTimeoutError, TierUnavailableError
 T = TypeVar("T")
 R = TypeVar("R")
 
-_FEW = 1024  # futures that have ended may be remembered until their deadlines
+_FEW = 1024  # calls whose futures have all ended may be remembered until their deadlines
 
 
 class EndedError(Exception):
@@ -87,60 +87,71 @@ class Deadlines:
     def __init__(self, name: str):
         self._name = name
         self._changed = threading.Condition()
-        self._waiting: list[tuple[float, int, Handover]] = []
+        self._waiting: list[tuple[float, int, Sequence[Handover]]] = []
         self._most_waiting = _FEW
         self._numbers = itertools.count()
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def watch(self, future: Handover, deadline: float) -> None:
-        """Fails `future` with a `TierTimeoutError` at the deadline, by the monotonic clock; at once with a
-        `TierUnavailableError` after `close`."""
+    def watch(self, futures: Sequence[Handover], deadline: float) -> None:
+        """Fails futures with a `TierTimeoutError` at the deadline, by the monotonic clock, or at once if that has passed;
+        with a `TierUnavailableError`, at once, after `close`."""
+        now = time.monotonic()
         with self._changed:
-            if not self._closed:
+            closed = self._closed
+            if not closed and deadline > now:
                 self._forget_ended()
-                heapq.heappush(self._waiting, (deadline, next(self._numbers), future))
+                heapq.heappush(self._waiting, (deadline, next(self._numbers), futures))
                 if self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="kvjax-tier-deadlines", daemon=True)
                     self._thread.start()
-                if self._waiting[0][2] is future:
+                if self._waiting[0][2] is futures:
                     self._changed.notify()
                 return
-        future.fail(TierUnavailableError(f"{self._name} is closed"))
+        _fail(futures, self._end() if closed else self._timeout())
 
     def close(self, timeout_s: float) -> None:
         """Waits until all futures have ended, fails those that have not after `timeout_s`, and ends the thread."""
         with self._changed:
             self._closed = True
-            futures = [future for _, _, future in self._waiting]
+            futures = [future for _, _, some in self._waiting for future in some]
         limit = time.monotonic() + timeout_s
         for future in futures:
             ended = threading.Event()
             future.add_done_callback(lambda _future, ended=ended: ended.set())
             if not ended.wait(max(0.0, limit - time.monotonic())):
-                future.fail(TierUnavailableError(f"{self._name} is closed"))
+                _fail([future], self._end())
         with self._changed:
             self._waiting.clear()
             self._changed.notify()
 
+    def _end(self) -> TierUnavailableError:
+        return TierUnavailableError(f"{self._name} is closed")
+
+    def _timeout(self) -> TierTimeoutError:
+        return TierTimeoutError(f"{self._name} did not answer by the deadline")
+
     def _forget_ended(self) -> None:
         if len(self._waiting) >= self._most_waiting:
-            self._waiting = [entry for entry in self._waiting if not entry[2].ended]
+            self._waiting = [entry for entry in self._waiting if not all(future.ended for future in entry[2])]
             heapq.heapify(self._waiting)
             self._most_waiting = max(_FEW, 2 * len(self._waiting))
 
     def _run(self) -> None:
-        while True:
-            with self._changed:
-                if self._closed and not self._waiting:
-                    return
-                if not self._waiting:
-                    self._changed.wait()
-                    continue
-                deadline, _, future = self._waiting[0]
-                left = deadline - time.monotonic()
-                if left > 0 and not future.ended:
-                    self._changed.wait(min(left, threading.TIMEOUT_MAX))
-                    continue
-                heapq.heappop(self._waiting)
-            future.fail(TierTimeoutError(f"{self._name} did not answer by the deadline"))
+        while (futures := self._next_due()) is not None:
+            _fail(futures, self._timeout())
+
+    def _next_due(self) -> Sequence[Handover] | None:
+        """Waits for a deadline to pass, and returns its futures, or `None` after `close`."""
+        with self._changed:
+            while self._waiting or not self._closed:
+                left = self._waiting[0][0] - time.monotonic() if self._waiting else threading.TIMEOUT_MAX
+                if left <= 0:
+                    return heapq.heappop(self._waiting)[2]
+                self._changed.wait(min(left, threading.TIMEOUT_MAX))
+        return None
+
+
+def _fail(futures: Sequence[Handover], error: Exception) -> None:
+    for future in futures:
+        future.fail(type(error)(*error.args))  # none of its own: each `result()` adds to an error's traceback

@@ -4,7 +4,6 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
-from typing import Any, TypeVar
 
 import numpy as np
 
@@ -13,7 +12,7 @@ from kvjax.tiers.budget import Budget, Room
 from kvjax.tiers.entries import EntryName
 from kvjax.tiers.handover import Deadlines, EndedError, Handover
 from kvjax.tiers.scans import FirstScan, scan
-from kvjax.tiers.store import Store
+from kvjax.tiers.store import Found, Store
 from kvjax.tiers.tier import (
     DEFAULT_PENDING_BYTES,
     DEFAULT_TIMEOUT_S,
@@ -28,16 +27,16 @@ from kvjax.tiers.tier import (
 )
 from kvjax.tiers.workers import Workers
 
-T = TypeVar("T")
+_READS_PER_THREAD = 4  # of one call: to wake a thread takes as long as to read 1 MiB that memory holds
 
 
 class KVStoreTier(Tier):
     """Keeps entries in a store, within a budget, evicting those used longest ago.
 
-    The books of what is held are this process's own. They are made by looking through the store at the start, and again
-    by `refresh`; what others write or delete meanwhile shows when it is read or written. `exists` answers from the books
-    at once, so that thousands of names cost no request; `get` asks the store whatever the books say. Two processes with
-    one store do no harm to each other, but each keeps to its budget by what it knows.
+    The books of what is held are this process's own. They are made by looking through the store at the start, and
+    again by `refresh`; what others write or delete meanwhile shows when it is read or written. `exists` answers from
+    the books at once, so that thousands of names cost no request; `get` asks the store whatever the books say. Two
+    processes with one store do no harm to each other, but each keeps to its budget by what it knows.
 
     Until the store has been looked through, which goes on in the background if it cannot be reached, nothing is
     written and `exists` and `usage` raise `TierUnavailableError`: what room there is is not known.
@@ -77,29 +76,30 @@ class KVStoreTier(Tier):
         self._changed = threading.Condition()
         self._budget = Budget(integer(max_bytes, "max_bytes", at_least=1))
         self._deadlines = Deadlines(self.name)
-        self._writers = Workers(integer(num_threads, "num_threads", at_least=1), "kvjax-tier-write")
-        self._readers = Workers(num_threads, "kvjax-tier-read")
+        num_threads = integer(num_threads, "num_threads", at_least=1)
+        self._writers = Workers(self.name, num_threads, self._deadlines)
+        self._readers = Workers(self.name, num_threads, self._deadlines)
         self._scanning = threading.Lock()
         self._first_scan = FirstScan(self._scan, retry_s)
         self._closed = False
         self._first_scan.start(timeout_s, show_progress)
 
     def put(self, names: Sequence[EntryName], frames: Sequence[memoryview], *, deadline: float) -> list[Future[bool]]:
-        return [
-            self._submit(self._writers, deadline, self._put, name, frame, deadline)
-            for name, frame in zip(names, frames, strict=True)
-        ]
+        """See `Tier.put`."""
+        tasks = [(name, frame, deadline) for name, frame in zip(names, frames, strict=True)]
+        return [*self._writers.call(self._put, tasks, deadline=deadline)]
 
     def get(self, names: Sequence[EntryName], buffers: Sequence[memoryview], *, deadline: float) -> list[Future[int]]:
-        return [
-            self._submit(self._readers, deadline, self._get, name, buffer)
-            for name, buffer in zip(names, buffers, strict=True)
-        ]
+        """See `Tier.get`."""
+        tasks = list(zip(names, buffers, strict=True))
+        return [*self._readers.call(self._get, tasks, deadline=deadline, tasks_per_thread=_READS_PER_THREAD)]
 
     def exists(self, names: Sequence[EntryName], *, deadline: float) -> Future[np.ndarray]:
         """See `Tier.exists`. The future has ended: the books answer, not the store."""
         future: Future[np.ndarray] = Future()
         try:
+            if time.monotonic() >= deadline:
+                raise self._too_late()
             self._refuse_unless_ready()
             with self._changed:
                 future.set_result(np.fromiter((name in self._budget for name in names), bool, len(names)))
@@ -108,7 +108,8 @@ class KVStoreTier(Tier):
         return future
 
     def delete(self, names: Sequence[EntryName], *, deadline: float) -> Future[int]:
-        return self._submit(self._writers, deadline, self._delete, list(names))
+        """See `Tier.delete`."""
+        return self._writers.call(self._delete, [(tuple(names),)], deadline=deadline)[0]
 
     def list(self, namespace: bytes | None = None) -> Iterator[EntryName]:
         """See `Tier.list`. Whatever has the name of an entry is listed, whatever its bytes."""
@@ -116,9 +117,9 @@ class KVStoreTier(Tier):
 
     def survey(self, namespace: bytes | None = None) -> Iterator[Listed]:
         """See `Tier.survey`. It asks the store, not the books; of objects it tells no more than their names do."""
-        folders = self._store.folders(namespace)
-        while (folder := self._ask(lambda _future: next(folders, None))) is not None:
-            yield from (Listed(*entry) for entry in self._ask(self._look, folder).entries)
+        for folder in self._folders(namespace):
+            found = self._readers.ask(self._look, folder, timeout_s=self.timeout_s)
+            yield from (Listed(*entry) for entry in found.entries)
 
     def usage(self) -> Usage:
         """See `Tier.usage`. Entries that are being written or deleted count by their bytes."""
@@ -127,6 +128,7 @@ class KVStoreTier(Tier):
             return Usage(self._budget.num_entries, self._budget.num_bytes, self._budget.max_bytes)
 
     def close(self) -> None:
+        """See `Tier.close`."""
         if self._closed:
             return
         self._closed = True
@@ -137,11 +139,7 @@ class KVStoreTier(Tier):
 
     def sweep(self) -> int:
         """See `Tier.sweep`. What other writers still hold is not touched."""
-        folders = self._store.folders()
-        swept = 0
-        while (folder := self._ask(lambda _future: next(folders, None))) is not None:
-            swept += self._ask(self._sweep, folder)
-        return swept
+        return sum(self._readers.ask(self._sweep, folder, timeout_s=self.timeout_s) for folder in self._folders())
 
     def refresh(self, *, show_progress: bool | None = False) -> None:
         """Looks through the store again, and makes the books what it holds. Entries whose bytes are not those of their
@@ -164,31 +162,8 @@ class KVStoreTier(Tier):
         with self._changed:
             self._budget.check_integrity()
 
-    def _submit(self, workers: Workers, deadline: float, job: Callable[..., T], *args: Any) -> Handover[T]:
-        future: Handover[T] = Handover()
-        self._deadlines.watch(future, deadline)
-        if time.monotonic() >= deadline:
-            future.fail(TierTimeoutError(f"{self.name} was asked after the deadline"))
-        if not future.ended:
-            workers.submit(self._run, future, job, args)
-        return future
-
-    def _run(self, future: Handover[T], job: Callable[..., T], args: tuple[Any, ...]) -> None:
-        """Ends a future with what `job(*args, future)` returns or raises."""
-        if future.ended:
-            return
-        try:
-            future.finish(job(*args, future))
-        except EndedError:
-            return
-        except (KeyError, TierError) as error:
-            future.fail(error)
-        except Exception as error:  # noqa: BLE001 the edge of a job
-            future.fail(TierError(f"{self.name}: {type(error).__name__}"))
-
-    def _ask(self, job: Callable[..., T], *args: Any) -> T:
-        """Returns what a job on a reader's thread returns, within `timeout_s`."""
-        return self._submit(self._readers, time.monotonic() + self.timeout_s, job, *args).result()
+    def _too_late(self) -> TierError:
+        return TierTimeoutError(f"{self.name} was asked after the deadline")
 
     def _refuse_unless_ready(self) -> None:
         if self._closed:
@@ -203,14 +178,15 @@ class KVStoreTier(Tier):
         self._refuse_unless_ready()
         if not self._reserve(name, deadline):
             return False
-        written = None
+        end = self._budget.drop
         try:
             written = self._write(name, frame, future)
+            end = self._budget.publish
+            return written
         finally:
             with self._changed:
-                (self._budget.drop if written is None else self._budget.publish)(name)
+                end(name)
                 self._changed.notify_all()
-        return written
 
     def _reserve(self, name: EntryName, deadline: float) -> bool:
         """Makes room for an entry, and returns whether it must be written."""
@@ -256,6 +232,7 @@ class KVStoreTier(Tier):
 
     def _get(self, name: EntryName, buffer: memoryview, future: Handover[int]) -> int:
         with self._changed:
+            known = name in self._budget
             self._budget.begin_read(name)
         try:
             num_bytes = self._store.read(name, buffer, future)
@@ -268,7 +245,7 @@ class KVStoreTier(Tier):
             with self._changed:
                 self._budget.end_read(name)
                 self._changed.notify_all()
-        if num_bytes == name.num_bytes and self._first_scan.succeeded:
+        if not known and num_bytes == name.num_bytes and self._first_scan.succeeded:
             with self._changed:
                 self._budget.adopt(name)
         return num_bytes
@@ -286,7 +263,13 @@ class KVStoreTier(Tier):
                 deleted += self._store.delete(name)
         return deleted
 
-    def _look(self, folder: str, _future: Handover) -> Any:
+    def _folders(self, namespace: bytes | None = None) -> Iterator[str]:
+        """Yields the store's folders; a store that hangs is a `TierTimeoutError`."""
+        folders = self._store.folders(namespace)
+        while (folder := self._readers.ask(_next, folders, timeout_s=self.timeout_s)) is not None:
+            yield folder
+
+    def _look(self, folder: str, _future: Handover) -> Found:
         return self._store.look(folder)
 
     def _sweep(self, folder: str, _future: Handover) -> int:
@@ -306,3 +289,7 @@ class KVStoreTier(Tier):
                     victims = self._budget.evict(surplus) if surplus > 0 else []
                     self._changed.notify_all()
             self._evict(victims)
+
+
+def _next(folders: Iterator[str], _future: Handover) -> str | None:
+    return next(folders, None)

@@ -4,8 +4,9 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import tensorstore as ts
+
 from kvjax.tiers.entries import EntryName, folder_of, parse_name
-from kvjax.tiers.frame import MAGIC
 from kvjax.tiers.handover import Handover
 from kvjax.tiers.store import STORE_ERRORS, Found, Store, absent, contents, open_store, store_failure
 
@@ -42,6 +43,7 @@ class ObjectStore(Store):
             raise ValueError(f"{url!r} cannot be used: {store_failure(url, error)}") from None
 
     def write(self, name: EntryName, frame: memoryview, future: Handover) -> bool:
+        """See `Store.write`."""
         try:
             stamp = future.touch(lambda: self._values.write(name.text, contents(frame), if_equal=self._absent)).result()
         except STORE_ERRORS as error:
@@ -49,26 +51,27 @@ class ObjectStore(Store):
         return bool(stamp.generation)
 
     def read(self, name: EntryName, buffer: memoryview, future: Handover) -> int:
-        """See `Store.read`. The bytes are asked for from the end of the entry: a store answers with all of it if it is
-        as long as it should be, and if it is longer the bytes do not begin as an entry does."""
+        """See `Store.read`. A second request at the same time asks for the byte after the last one."""
         wanted = len(buffer)
-        value, num_bytes = self._value(name, slice(-wanted, None) if wanted else slice(0, 1))
+        value, beyond = (self._values.read(name.text, byte_range=part) for part in _parts(wanted))
+        found, num_bytes = self._value(name, value)
         if num_bytes < wanted:
-            value, _ = self._value(name, slice(0, num_bytes)) if num_bytes else (b"", 0)
-        elif not value.startswith(MAGIC):
-            longer, total = self._value(name, slice(0, wanted + 1))
-            value, num_bytes = (longer, len(longer)) if longer else (value, total)
-        fitting = memoryview(value)[:wanted]
-        future.touch(lambda: buffer[: len(fitting)].__setitem__(slice(None), fitting))
+            found, _ = self._value(name, self._values.read(name.text, byte_range=slice(0, num_bytes)))
+        else:
+            num_bytes += len(self._value(name, beyond)[0])
+        found = found[:wanted]
+        future.touch(lambda: buffer[: len(found)].__setitem__(slice(None), found))
         return num_bytes
 
     def has(self, name: EntryName) -> bool:
+        """See `Store.has`."""
         try:
             return self._values.read(name.text, byte_range=slice(0, 0)).result().state == "value"
         except STORE_ERRORS as error:
             raise store_failure(self.name, error) from None
 
     def delete(self, name: EntryName) -> bool:
+        """See `Store.delete`."""
         try:
             self._values.write(name.text, None).result()
         except STORE_ERRORS as error:
@@ -76,6 +79,7 @@ class ObjectStore(Store):
         return True
 
     def folders(self, namespace: bytes | None = None) -> Iterator[str]:
+        """See `Store.folders`."""
         yield folder_of(namespace)
 
     def look(self, folder: str) -> Found:
@@ -87,20 +91,26 @@ class ObjectStore(Store):
         names = (parse_name(folder + text.decode(errors="replace")) for text in texts)
         return Found([(name, name.num_bytes, 0.0) for name in names if name], [])
 
-    def _value(self, name: EntryName, part: slice) -> tuple[bytes, int]:
-        """Returns a part of an entry and how many bytes that is; nothing, and the bytes of the whole, if it is shorter.
+    def _value(self, name: EntryName, answer: ts.Future[ts.KvStore.ReadResult]) -> tuple[bytes, int]:
+        """Returns a part of an entry and how many bytes that is; nothing, and the bytes of the whole, if it does not
+        reach so far.
 
         Raises:
             KeyError: there is no such entry.
         """
         try:
-            result = self._values.read(name.text, byte_range=part).result()
+            result = answer.result()
         except STORE_ERRORS as error:
             text = str(error)
             total = _TOTAL_BYTES.search(text)
-            if text.startswith(_TOO_SHORT) and total:
-                return b"", int(total[1])
+            if text.startswith(_TOO_SHORT):
+                return b"", int(total[1]) if total else 0
             raise store_failure(self.name, error) from None
         if result.state != "value":
             raise KeyError(name)
         return result.value, len(result.value)
+
+
+def _parts(num_bytes: int) -> tuple[slice, slice]:
+    """Returns an entry's bytes and the one that must not be there."""
+    return slice(0, num_bytes), slice(num_bytes, num_bytes + 1)

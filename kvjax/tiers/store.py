@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass
 from errno import EDQUOT, ENOSPC
-from typing import Any
+from typing import Any, cast
 
 import tensorstore as ts
 
@@ -77,7 +77,7 @@ class Store(ABC):
         """Returns what is in a part; if it is gone, nothing."""
 
     def remove_stray(self, stray: str) -> bool:
-        """Removes what an interrupted writer left behind, and returns whether it did; what a writer still holds stays."""
+        """Removes what an interrupted writer left behind, and returns whether it did; what a writer holds stays."""
         raise NotImplementedError(stray)
 
 
@@ -112,9 +112,10 @@ def absent() -> bytes:
     return open_store({"driver": "memory"}, {}).read("").result().stamp.generation
 
 
-def contents(frame: memoryview) -> bytes | bytearray:
-    """Returns the bytes of a frame as TensorStore takes them: its own object where it is all of that, else a copy."""
+def contents(frame: memoryview) -> bytes:
+    """Returns the bytes of a frame as TensorStore takes them: the object behind it (a `bytearray` will do) where the
+    frame is all of that, else a copy."""
     whole = frame.obj
     if isinstance(whole, (bytes, bytearray)) and frame.contiguous and frame.nbytes == len(whole):
-        return whole
+        return cast(bytes, whole)
     return bytes(frame)

@@ -33,8 +33,8 @@ def open_tier(url: str, *, show_progress: bool | None = None) -> Tier:
     * `gs://bucket/path/`: by the same code, which has not been run on such a store.
     * `redis://`, `rediss://`, `redis+unix://`: see `kvjax.tiers.redis.open_redis`.
 
-    Options follow a `?`, joined by `&`: `max_bytes` (default `100GiB`), `max_pending_bytes` (both digits with an optional
-    B, KiB, MiB, GiB or TiB), `write` (`through`, `back` or `never`), `timeout_s`; for S3 also `endpoint` (such as
+    Options follow a `?`, joined by `&`: `max_bytes` (default `100GiB`) and `max_pending_bytes`, digits with an optional
+    B, KiB, MiB, GiB or TiB; `write` (`through`, `back` or `never`); `timeout_s`; for S3 also `endpoint` (such as
     `http://127.0.0.1:9000`) and `region`.
 
     Args:
