@@ -33,6 +33,14 @@ class Answer(Future[T]):
             self._begun = self._take() or (self._begun and not self.done())
             return self._begun
 
+    def cancel(self) -> bool:
+        """Ends the future unless someone began to answer, and returns whether it is cancelled."""
+        cancelled = super().cancel()
+        if cancelled:
+            with self._lock:
+                self._take()  # so that `concurrent.futures.wait` sees it
+        return cancelled
+
     def give(self, value: T) -> None:
         """Ends the future with `value`, if that is still wanted."""
         if self.begin():
@@ -111,6 +119,12 @@ class Deadlines:
                     return heapq.heappop(self._waiting)[2]
                 self._changed.wait(left)
         return None
+
+
+def fail_all(answers: Iterable[Answer], error: Exception) -> None:
+    """Ends all answers that are still wanted with errors equal to `error`."""
+    for answer in answers:
+        answer.fail(error)
 
 
 def _expire(answers: list[Answer], error: Exception) -> None:

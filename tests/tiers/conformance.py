@@ -199,7 +199,7 @@ class TierConformance:
         for future, frame in zip(reversed(futures), reversed(frames), strict=True):
             if future.cancel():
                 frame[:] = bytes(len(frame))
-        wait(futures, LONG_S)
+        assert not wait(futures, LONG_S).not_done
         for one, future, there in zip(entries, futures, exists(tier, [one.name for one in entries]), strict=True):
             assert there or future.cancelled()
             assert not there or get(tier, one.name) == one.frame

@@ -1,0 +1,86 @@
+"""Connections to Redis servers: the redis package finds the host, encrypts, tells the user and chooses the database."""
+
+import time
+from typing import Any
+
+import redis
+from redis._parsers import _RESP2Parser
+
+from kvjax.tiers.bounded_socket import BoundedSocket
+from kvjax.tiers.redis_url import RedisAddress
+from kvjax.tiers.redis_wire import Wire, timed_out
+from kvjax.tiers.tier import TierUnavailableError
+
+_HANDSHAKE_BYTES = 64 * 2**10  # that a server may say before the first command
+
+
+class _Bounds:
+    """A mixin of the redis package's connections, which puts bounds around their sockets."""
+
+    deadline = 0.0
+    bounded: BoundedSocket
+
+    def _connect(self) -> Any:
+        connected = super()._connect()  # type: ignore[misc]
+        self.bounded = BoundedSocket(connected, self.deadline, _HANDSHAKE_BYTES)
+        return self.bounded
+
+
+class _Tcp(_Bounds, redis.Connection):
+    pass
+
+
+class _Tls(_Bounds, redis.SSLConnection):
+    pass
+
+
+class _Unix(_Bounds, redis.UnixDomainSocketConnection):
+    pass
+
+
+def connect(address: RedisAddress, deadline: float) -> Wire:
+    """Returns a new connection, with the user known and the database chosen.
+
+    Raises:
+        TierTimeoutError: the deadline passed.
+        TierUnavailableError: the server cannot be reached, or refuses.
+    """
+    left = deadline - time.monotonic()
+    if left <= 0:
+        raise timed_out()
+    connection = _connection(address, left)
+    connection.deadline = deadline
+    try:
+        connection.connect()
+    except (redis.TimeoutError, TimeoutError):
+        raise timed_out() from None
+    except redis.AuthenticationError:
+        raise TierUnavailableError(f"{address.text} refuses the user or the password") from None
+    except (redis.RedisError, OSError, ValueError, RecursionError):
+        raise TierUnavailableError(f"{address.text} cannot be reached, or refuses") from None
+    return Wire(connection.bounded, connection.disconnect)
+
+
+def _connection(address: RedisAddress, timeout_s: float) -> Any:
+    options: dict[str, Any] = {
+        "db": address.db,
+        "username": address.username,
+        "password": address.password,
+        "socket_timeout": timeout_s,
+        "socket_connect_timeout": timeout_s,
+        "protocol": 2,
+        "parser_class": _RESP2Parser,  # not that of hiredis, which makes room for what a reply claims
+    }
+    if address.socket_path is not None:
+        return _Unix(path=address.socket_path, **options)
+    options |= {"host": address.host, "port": address.port}
+    if address.tls is None:
+        return _Tcp(**options)
+    return _Tls(
+        ssl_ca_certs=address.tls.ca,
+        ssl_certfile=address.tls.cert,
+        ssl_keyfile=address.tls.key,
+        ssl_cert_reqs="required" if address.tls.verify else "none",
+        ssl_check_hostname=address.tls.verify,
+        **options,
+    )
