@@ -3,6 +3,7 @@
 import operator
 import re
 import reprlib
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -55,6 +56,17 @@ def text(value: Any, name: str) -> str:
     """
     if not isinstance(value, str) or not value:
         raise ValueError(f"`{name}` must be a non-empty string, got {value!r}")
+    return value
+
+
+def one_of(value: Any, choices: Sequence[str], name: str) -> str:
+    """Returns `value`, one of a few words.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if value not in choices:
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return value
 
 

@@ -74,6 +74,11 @@ class Chain:
         self._looked[chunks] = True
         self._own[chunks] = False
 
+    def look_anew(self) -> None:
+        """Forgets which chunks are not in the pool: they may have come since."""
+        self._looked &= self.held()
+        self._slots[~self._looked] = -1
+
     def stores(self, chunks: np.ndarray) -> None:
         """Notes that the request itself stores chunks whose places were noted."""
         self._own[chunks] = True
@@ -110,7 +115,8 @@ class Chain:
 
 
 class ReadyChunks:
-    """A mask by `chunk_idx` of the chunks of a chain that can be read, looked for where it is read."""
+    """A mask by `chunk_idx` of the chunks of a chain that can be read, looked for where it is read. The pool must not
+    change from the first look to the last."""
 
     def __init__(self, chain: Chain, pool: ChunkPool):
         self._chain = chain

@@ -234,6 +234,27 @@ def chunks_needed(chunking: Chunking, group_idx: int, position: int) -> np.ndarr
     return _chunks_between(chunk_tokens_of(chunking, group_idx), start, stop)
 
 
+def chunks_lacking(
+    chunking: Chunking, num_tokens: int, position: int, device_tokens: int | Mapping[str, int]
+) -> dict[int, np.ndarray]:
+    """Returns, by `group_idx`, the ascending `chunk_idx` with a token that a request needs to resume at a position and
+    the device lacks: those that a load reads, and those that a draft head requires beyond.
+
+    Args:
+        chunking: the layout and its chunks.
+        num_tokens: tokens of the request.
+        position: one that can be restored.
+        device_tokens: see `longest_hit`.
+    """
+    device, floor = device_prefix(chunking, device_tokens, num_tokens)
+    lacking = {}
+    for g in chunking.layout.cached:
+        group, tokens = chunking.layout.groups[g], chunk_tokens_of(chunking, g)
+        wanted = required(group, position) if position not in (0, floor) else (0, 0)
+        lacking[g] = _chunks_of(tokens, _without(wanted, needed(group.kind, device[g])))
+    return lacking
+
+
 def blocks_to_load(
     chunking: Chunking, group_idx: int, position: int, device_tokens: int, chunks: np.ndarray
 ) -> np.ndarray:
@@ -384,8 +405,12 @@ def _limited_by(request: Asked, hit: int) -> tuple[str, ...]:
 
 def _missing(kind: Kind, position: int, device_tokens: int) -> list[tuple[int, int]]:
     """The tokens of `needed(position)` that a device with the prefix `device_tokens` lacks."""
-    start, stop = needed(kind, position)
-    held_start, held_stop = needed(kind, device_tokens)
+    return _without(needed(kind, position), needed(kind, device_tokens))
+
+
+def _without(tokens: tuple[int, int], held: tuple[int, int]) -> list[tuple[int, int]]:
+    """What is left of an interval of tokens without another one, as one or two intervals, empty perhaps."""
+    (start, stop), (held_start, held_stop) = tokens, held
     if held_start >= held_stop:
         return [(start, stop)]
     return [(start, min(stop, held_start)), (max(start, held_stop), stop)]
@@ -394,7 +419,12 @@ def _missing(kind: Kind, position: int, device_tokens: int) -> list[tuple[int, i
 def _load_chunks(chunking: Chunking, group_idx: int, position: int, device_tokens: int) -> np.ndarray:
     kind = chunking.layout.groups[group_idx].kind
     tokens = chunk_tokens_of(chunking, group_idx)
-    parts = [_chunks_between(tokens, *span) for span in _missing(kind, position, device_tokens)]
+    return _chunks_of(tokens, _missing(kind, position, device_tokens))
+
+
+def _chunks_of(tokens_per_chunk: int, spans: list[tuple[int, int]]) -> np.ndarray:
+    """The chunks with a token of one or two intervals, in order."""
+    parts = [_chunks_between(tokens_per_chunk, *span) for span in spans]
     return parts[0] if len(parts) == 1 else _union(*parts)
 
 

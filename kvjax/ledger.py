@@ -198,6 +198,8 @@ class Ledger:
         others = check_all(ranks, "ranks")
         request.limits = request.limits.at_most(Limits.of(None, max_load_tokens, False))
         before = request.pins
+        for chain in request.chains.values():
+            chain.look_anew()
         self._lookups.find(request, request.device_tokens, others)
         found = self._found(request)
         if before is not None:
@@ -401,9 +403,9 @@ class Ledger:
         """
         return self._request(request_id)
 
-    def has_request(self, request_id: Hashable) -> bool:
-        """Whether a request was looked up and not finished."""
-        return request_id in self._requests
+    def is_current(self, request_id: Hashable, request: Request) -> bool:
+        """Whether a request was neither finished nor looked up again since it was this one."""
+        return self._requests.get(request_id) is request
 
     def new_request(
         self, token_ids: Any, *, hashes: Sequence[Any] | None, num_tokens: int | None, salt: str | bytes

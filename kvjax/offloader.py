@@ -6,7 +6,6 @@ import threading
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from os import PathLike
 from typing import Any, Literal, overload
 
@@ -14,12 +13,12 @@ import jax
 
 from kvjax._checks import integer, seconds
 from kvjax.chunking import resolve_chunking
-from kvjax.coverage import Hit
 from kvjax.decision import Restore, check_restore
 from kvjax.groups import CacheLayout
 from kvjax.handles import Load, Lookup, Store
 from kvjax.jobs import Job, Jobs
 from kvjax.jobs import JobResult as JobResult
+from kvjax.jobs.promoter import Promoter
 from kvjax.ledger import Ledger
 from kvjax.memory.host import check_available
 from kvjax.memory.registration import register
@@ -32,10 +31,9 @@ from kvjax.packing import cut_into_units, unit_bytes
 from kvjax.pool import Change, Policy
 from kvjax.positions import Restorable
 from kvjax.promotions import Promotion
-from kvjax.requests import Request
 from kvjax.stats import Stats, stats_of
 from kvjax.tiers.fetch import Fetch
-from kvjax.tiers.flow import Found, TierFlow, opened
+from kvjax.tiers.flow import TierFlow, opened
 from kvjax.tiers.tier import Tier
 
 _LOG = logging.getLogger(__name__)
@@ -44,7 +42,6 @@ _FIRST_SLEEP_S = 0.0001
 _LONGEST_SLEEP_S = 0.005
 # How long lower tiers are given to end, in seconds, if nobody says how long.
 _TIER_CLOSE_S = 10.0
-_NO_DEADLINE_S = 1e9
 
 
 class Offloader:
@@ -115,7 +112,7 @@ class Offloader:
         show_progress: bool | None = None,
     ):
         self._deadline_s = seconds(deadline_s, "deadline_s")
-        self._tier_wait_s = seconds(tier_wait_s, "tier_wait_s") or 0.0
+        wait_s = seconds(tier_wait_s, "tier_wait_s") or 0.0
         callback = None if on_event is None else GuardedCallback(on_event)
         self.chunking = resolve_chunking(
             layout, blocks_per_chunk=blocks_per_chunk, block_size=block_size, min_chunk_bytes=min_chunk_bytes
@@ -147,7 +144,6 @@ class Offloader:
         self._num_blocks = {layout.groups[g].name: self.mover.caches.num_blocks(g) for g in layout.cached}
         self._lock = threading.RLock()
         self._jobs = Jobs(self.ledger, self._revive, self._moved)
-        self._promotions: dict[Hashable, Job] = {}  # the last one of each request that was looked up
         self._depth = 0  # calls of this offloader, one within the other, that hold the lock
         self._events = EventQueue(self.chunking, callback)
         self._policy_error: Exception | None = None
@@ -159,6 +155,15 @@ class Offloader:
             self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking)
         self._closed = False
         self._flow = TierFlow(self.ledger, self.mover, opened(tiers, show_progress), self._lock)
+        self._promoter = Promoter(
+            self.ledger,
+            self._flow,
+            self._jobs,
+            opened=self._open,
+            see_ended=self._see_ended,
+            deadline_s=self._deadline_s,
+            wait_s=wait_s,
+        )
         self._watchers = [self._events.put] if callback is not None else []
         if self._flow.levels:
             self._watchers.append(self._flow.note)
@@ -223,7 +228,7 @@ class Offloader:
                 max_load_tokens=max_load_tokens,
                 skip=skip,
             )
-            self._promotions.pop(request_id, None)
+            self._promoter.forget(request_id)
             if self._trace is not None:
                 self._trace.lookup(
                     request_id,
@@ -238,7 +243,7 @@ class Offloader:
             request = self.ledger.request(request_id)
             if not self._flow.has_choice(request, found, restore):
                 return found
-        return self._chosen(request_id, request, found, ranks, restore, self._tier_wait_s if wait is None else wait)
+        return self._promoter.chosen(request_id, request, found, ranks=ranks, restore=restore, wait_s=wait)
 
     def prefetch(
         self,
@@ -268,8 +273,7 @@ class Offloader:
         with self._open():
             request = self.ledger.new_request(token_ids, hashes=hashes, num_tokens=num_tokens, salt=salt)
         try:
-            found = self._flow.find(request)
-            return self._promote(None, request, found, found.hit(), limit) if self._flow.levels else None
+            return self._promoter.prefetch(request, limit)
         finally:
             with self._locked():
                 self.ledger.forget(request)
@@ -277,7 +281,7 @@ class Offloader:
     def promotion(self, request_id: Hashable) -> Job | None:
         """Returns the job that brings chunks from lower tiers for a request since it was last looked up, if any."""
         with self._locked():
-            return self._promotions.get(request_id)
+            return self._promoter.promotion(request_id)
 
     def note_prefill(self, num_tokens: int, seconds_taken: float) -> None:
         """Tells how long the engine took to compute tokens of prompts. From this `lookup` knows whether it pays to
@@ -414,7 +418,7 @@ class Offloader:
         """
         with self._open():
             self.ledger.finish(request_id)
-            self._promotions.pop(request_id, None)
+            self._promoter.forget(request_id)
             if self._trace is not None:
                 self._trace.finish(request_id)
 
@@ -656,63 +660,6 @@ class Offloader:
             self._flow.came(job.work, job.transfer)
         elif isinstance(job.work, Load):
             self._flow.load_speed.add(job.work.num_bytes, took_s)
-
-    def _chosen(
-        self,
-        request_id: Hashable,
-        request: Request,
-        found: Lookup,
-        ranks: Sequence[Restorable],
-        restore: Restore,
-        wait_s: float,
-    ) -> Lookup:
-        """The answer of a lookup that can restore from several levels, or compute instead."""
-        below = self._flow.find(request, ranks=ranks)
-        decision, hit = self._flow.decide(below, found.hit_tokens, restore)
-        job = None
-        if hit.hit_tokens > found.hit_tokens:
-            job = self._promote(request_id, request, below, hit, None)
-            if job is not None:
-                self._await_promotion(job, wait_s)
-        with self._open():
-            if not self._is_current(request_id, request):
-                return replace(found, decision=decision)  # another call has finished it, or looked it up again
-            limit = None if decision.restores else 0
-            if job is not None or hit.hit_tokens < found.hit_tokens:
-                found = self.ledger.look_again(request_id, ranks=ranks, max_load_tokens=limit)
-            promised = found.hit_tokens
-            if job is not None and job.ended is None and isinstance(job.work, Promotion):
-                self._promotions[request_id] = job
-                promised = max(promised, job.work.hit_tokens)
-            elif job is not None:
-                self._jobs.tell(job)
-            return replace(found, decision=decision, promised_tokens=promised)
-
-    def _promote(
-        self, request_id: Hashable, request: Request, below: Found, hit: Hit, deadline_s: float | None
-    ) -> Job | None:
-        """Starts to bring what a hit needs, if that is still wanted."""
-        limit = self._deadline_s if deadline_s is None else deadline_s
-        with self._open():
-            if request_id is not None and not self._is_current(request_id, request):
-                return None
-            started = self._flow.promote(request_id, below, hit, _NO_DEADLINE_S if limit is None else limit)
-            if started is None or (not started[0].num_chunks and not started[0].after):
-                if started is not None:
-                    self.ledger.complete_promotion(started[0], ok=True)
-                return None
-            return self._jobs.add(request_id, "promote", *started, limit)
-
-    def _await_promotion(self, job: Job, wait_s: float) -> None:
-        until = time.monotonic() + wait_s
-        while job.ended is None and time.monotonic() < until:
-            if isinstance(job.transfer, Fetch):
-                job.transfer.settle(max(0.0, min(_LONGEST_SLEEP_S, until - time.monotonic())))
-            with self._open():
-                self._see_ended()
-
-    def _is_current(self, request_id: Hashable, request: Request) -> bool:
-        return self.ledger.has_request(request_id) and self.ledger.request(request_id) is request
 
     @contextmanager
     def _locked(self) -> Iterator[None]:

@@ -8,7 +8,7 @@ import numpy as np
 
 from kvjax._intervals import EMPTY
 from kvjax.chunking import Chunking
-from kvjax.coverage import Hit, chunks_required
+from kvjax.coverage import Hit, chunks_lacking
 from kvjax.packing import Units
 from kvjax.pool import ChunkPool, Pins, Reservation
 from kvjax.requests import Request
@@ -50,20 +50,6 @@ class Promotion:
     def num_chunks(self) -> int:
         """Chunks that it brings."""
         return len(self.tiers)
-
-
-def chunks_of_hit(chunking: Chunking, hit: Hit) -> dict[int, np.ndarray]:
-    """Returns, by `group_idx`, the ascending `chunk_idx` that must be in the pool for a hit: those to load, and those
-    that are required beyond it, for a draft head."""
-    wanted = {}
-    for g in chunking.layout.cached:
-        group = chunking.layout.groups[g]
-        wanted[g] = load = hit.load[group.name]
-        if group.lookahead_tokens and hit.hit_tokens:
-            required = chunks_required(chunking, g, hit.hit_tokens)
-            ahead = required[(required + 1) * (chunking.tokens_per_chunk[g] or 1) > hit.hit_tokens]
-            wanted[g] = np.union1d(load, ahead)
-    return wanted
 
 
 class Promotions:
@@ -110,7 +96,7 @@ class Promotions:
         """Reserves what a hit needs and the pool lacks, see `Ledger.prepare_promotion`."""
         if request.generation != self._pool.namespaces.generation[request.space]:
             return None
-        wanted = chunks_of_hit(self._chunking, hit)
+        wanted = chunks_lacking(self._chunking, request.num_tokens, hit.hit_tokens, request.device_tokens)
         absent: dict[int, np.ndarray] = {}
         held = []
         for g, chain in request.chains.items():

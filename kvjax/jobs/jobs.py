@@ -156,6 +156,8 @@ class Jobs:
         if isinstance(job.transfer, Fetch):
             job.transfer.abandon(why)
         self._conclude(job, ok=False, valid_tokens=valid_tokens, error=why)
+        if self._may_end(job):  # a promotion: nothing of it goes on
+            self._end(job)
 
     def _end(self, job: Job) -> None:
         self._open.pop(job.job_id, None)

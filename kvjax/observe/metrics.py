@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 from kvjax.observe.durations import DurationCounts
-from kvjax.observe.stats_fields import GroupStatsFields, StatsFields
+from kvjax.observe.stats_fields import GroupStatsFields, StatsFields, TierStatsFields
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from kvjax.observe.prometheus import StatsCollector
 
 GROUP_LABEL = "group"
+TIER_LABEL = "tier"
 _LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]*")
 
 
@@ -52,6 +53,17 @@ class GroupMetric:
 
 
 @dataclass(frozen=True, slots=True)
+class TierMetric:
+    """A counter or a gauge of each tier below the host pool, with the label `tier`; arguments as of `Metric`."""
+
+    name: str
+    kind: Literal["counter", "gauge"]
+    unit: str
+    meaning: str
+    read: Callable[[TierStatsFields], int]
+
+
+@dataclass(frozen=True, slots=True)
 class HistogramMetric:
     """Durations in buckets; the arguments are those of `Metric`."""
 
@@ -62,7 +74,9 @@ class HistogramMetric:
     unit: str = "seconds"
 
 
-METRICS: tuple[Metric | GroupMetric | HistogramMetric, ...] = (
+AnyMetric = Metric | GroupMetric | TierMetric | HistogramMetric
+
+METRICS: tuple[AnyMetric, ...] = (
     Metric("kvjax_lookups_total", "counter", "requests", "prompts looked up", lambda s: s.lookups),
     Metric("kvjax_lookup_tokens_total", "counter", "tokens", "tokens of prompts looked up", lambda s: s.lookup_tokens),
     Metric(
@@ -161,6 +175,78 @@ METRICS: tuple[Metric | GroupMetric | HistogramMetric, ...] = (
     Metric(
         "kvjax_most_staged_bytes", "gauge", "bytes", "the most that was staged at a time", lambda s: s.most_staged_bytes
     ),
+    HistogramMetric("kvjax_promote_seconds", "from the start of a promotion to its end", lambda s: s.promote_seconds),
+    Metric(
+        "kvjax_promoted_bytes_total",
+        "counter",
+        "bytes",
+        "bytes of chunks that came to the host pool from lower tiers, unpadded",
+        lambda s: s.bytes_promoted,
+    ),
+    Metric(
+        "kvjax_restored_requests_total",
+        "counter",
+        "requests",
+        "requests that could be restored or computed, and were restored",
+        lambda s: s.requests_restored,
+    ),
+    Metric(
+        "kvjax_recomputed_requests_total",
+        "counter",
+        "requests",
+        "requests that could be restored or computed, and were computed",
+        lambda s: s.requests_recomputed,
+    ),
+    TierMetric("kvjax_tier_up", "gauge", "0 or 1", "whether the tier is asked at present", lambda t: int(t.is_up)),
+    TierMetric(
+        "kvjax_tier_written_bytes_total", "counter", "bytes", "bytes of chunks written", lambda t: t.bytes_written
+    ),
+    TierMetric(
+        "kvjax_tier_read_bytes_total",
+        "counter",
+        "bytes",
+        "bytes of chunks read, and found to be what was written",
+        lambda t: t.bytes_read,
+    ),
+    TierMetric(
+        "kvjax_tier_missing_chunks_total",
+        "counter",
+        "chunks",
+        "chunks that were gone when they were to be read",
+        lambda t: t.missing_chunks,
+    ),
+    TierMetric(
+        "kvjax_tier_bad_chunks_total",
+        "counter",
+        "chunks",
+        "entries that were not what they should be, and were removed",
+        lambda t: t.bad_chunks,
+    ),
+    TierMetric(
+        "kvjax_tier_dropped_chunks_total",
+        "counter",
+        "chunks",
+        "chunks not written, as too many others waited or the tier was down",
+        lambda t: t.dropped_chunks,
+    ),
+    TierMetric(
+        "kvjax_tier_full_chunks_total",
+        "counter",
+        "chunks",
+        "chunks for which the tier had no room",
+        lambda t: t.full_chunks,
+    ),
+    TierMetric("kvjax_tier_errors_total", "counter", "operations", "operations that failed", lambda t: t.errors),
+    TierMetric(
+        "kvjax_tier_waiting_chunks", "gauge", "chunks", "chunks that wait to be written", lambda t: t.waiting_chunks
+    ),
+    TierMetric(
+        "kvjax_tier_pending_bytes",
+        "gauge",
+        "bytes",
+        "memory of chunks that left the pool or are being written",
+        lambda t: t.pending_bytes,
+    ),
 )
 
 
@@ -179,8 +265,8 @@ def register_metrics(
 
     Raises:
         ImportError: `prometheus_client` is not installed.
-        ValueError: a label's name is no label name, begins with `__`, or is `group` or `le`; a label's value is no
-            string; or the registry has the metrics of another offloader.
+        ValueError: a label's name is no label name, begins with `__`, or is `group`, `tier` or `le`; a label's value
+            is no string; or the registry has the metrics of another offloader.
     """
     constant = checked_labels(labels or {})
     try:
@@ -203,20 +289,28 @@ def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
         ValueError: see `register_metrics`.
     """
     for name, value in labels.items():
-        if not isinstance(name, str) or not _LABEL.fullmatch(name) or name in (GROUP_LABEL, "le"):
+        if not isinstance(name, str) or not _LABEL.fullmatch(name) or name in (GROUP_LABEL, TIER_LABEL, "le"):
             raise ValueError(
                 f"`labels` must have names of letters, digits and `_` that do not begin with `__` and are not "
-                f"{GROUP_LABEL!r} or 'le', got {name!r}"
+                f"{GROUP_LABEL!r}, {TIER_LABEL!r} or 'le', got {name!r}"
             )
         if not isinstance(value, str):
             raise ValueError(f"`labels` must have strings as values, got {value!r} for {name!r}")
     return dict(labels)
 
 
+def label_of(metric: AnyMetric) -> str:
+    """Returns the label that tells the values of a metric apart, empty if it has one value."""
+    if isinstance(metric, GroupMetric):
+        return GROUP_LABEL
+    return TIER_LABEL if isinstance(metric, TierMetric) else ""
+
+
 def metrics_table() -> str:
     """Returns the metrics as the Markdown table of `docs/metrics.md`."""
     rows = ["| name | type | unit | labels | meaning |", "|---|---|---|---|---|"]
     for metric in METRICS:
-        label = f"`{GROUP_LABEL}`" if isinstance(metric, GroupMetric) else ""
+        name = label_of(metric)
+        label = f"`{name}`" if name else ""
         rows.append(f"| `{metric.name}` | {metric.kind} | {metric.unit} | {label} | {metric.meaning} |")
     return "\n".join(rows) + "\n"

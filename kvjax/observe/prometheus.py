@@ -9,7 +9,7 @@ from prometheus_client.registry import Collector
 from prometheus_client.utils import floatToGoString
 
 from kvjax.observe.durations import BOUNDS_SECONDS, DurationCounts
-from kvjax.observe.metrics import GROUP_LABEL, METRICS, GroupMetric, HistogramMetric, Metric
+from kvjax.observe.metrics import METRICS, AnyMetric, GroupMetric, HistogramMetric, Metric, TierMetric, label_of
 from kvjax.observe.stats_fields import StatsFields
 
 
@@ -55,7 +55,7 @@ class StatsCollector(Collector):
             families = [self._filled(metric, stats) for metric in METRICS]
         yield from families
 
-    def _filled(self, metric: Metric | GroupMetric | HistogramMetric, stats: StatsFields) -> Family:
+    def _filled(self, metric: AnyMetric, stats: StatsFields) -> Family:
         family = self._family(metric)
         if isinstance(family, HistogramMetricFamily) and isinstance(metric, HistogramMetric):
             buckets, total = self._durations(metric.name, metric.read(stats))
@@ -65,9 +65,12 @@ class StatsCollector(Collector):
         elif isinstance(metric, GroupMetric):
             for group in stats.groups:
                 self._add(family, metric, [*self._values, group.name], metric.read(group))
+        elif isinstance(metric, TierMetric):
+            for tier in stats.tiers:
+                self._add(family, metric, [*self._values, tier.name], metric.read(tier))
         return family
 
-    def _add(self, family: Family, metric: Metric | GroupMetric, labels: list[str], value: float) -> None:
+    def _add(self, family: Family, metric: AnyMetric, labels: list[str], value: float) -> None:
         if isinstance(family, CounterMetricFamily):
             family.add_metric(labels, self._risen((metric.name, *labels), value))
         elif isinstance(family, GaugeMetricFamily):
@@ -86,7 +89,8 @@ class StatsCollector(Collector):
     def _risen(self, key: tuple[str, ...], value: float) -> float:
         return self._rising.setdefault(key, _Rising())(value)
 
-    def _family(self, metric: Metric | GroupMetric | HistogramMetric) -> Family:
-        names = [*self._names, GROUP_LABEL] if isinstance(metric, GroupMetric) else self._names
+    def _family(self, metric: AnyMetric) -> Family:
+        label = label_of(metric)
+        names = [*self._names, label] if label else self._names
         made = {"counter": CounterMetricFamily, "gauge": GaugeMetricFamily, "histogram": HistogramMetricFamily}
         return made[metric.kind](metric.name, f"{metric.meaning} ({metric.unit})", labels=names)

@@ -2,6 +2,7 @@
 
 import socket
 import time
+from contextlib import suppress
 
 
 class BoundedSocket:
@@ -49,6 +50,11 @@ class BoundedSocket:
     def shutdown(self, how: int) -> None:
         """Ends what any thread waits for; TLS without its goodbye, for which it might wait."""
         socket.socket.shutdown(self._sock, how)
+
+    def abort(self) -> None:
+        """Ends whatever a thread waits for on the socket; any thread may call it."""
+        with suppress(OSError):
+            self.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Closes the socket."""

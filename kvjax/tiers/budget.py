@@ -32,6 +32,7 @@ class Budget:
         self._writing: set[EntryName] = set()
         self._leaving: set[EntryName] = set()
         self._readers: dict[EntryName, int] = {}
+        self._changed: set[EntryName] = set()  # written or deleted since a read of them began that has not ended
         self._num_bytes = 0
         self._new: set[EntryName] | None = None  # held since a scan began; `None` while there is none
         self._lost: set[EntryName] = set()  # gone since then
@@ -64,6 +65,11 @@ class Budget:
         self._readers[name] -= 1
         if not self._readers[name]:
             del self._readers[name]
+            self._changed.discard(name)
+
+    def is_busy(self, name: EntryName) -> bool:
+        """Whether an entry is being written or deleted."""
+        return name in self._writing or name in self._leaving
 
     def reserve(self, name: EntryName) -> Room:
         """Asks for room to write an entry; after `RESERVED`, `publish` or `drop` must follow. Nothing else is changed,
@@ -71,7 +77,7 @@ class Budget:
         if name in self._held:
             self.use(name)
             return Room.THERE
-        if name in self._writing or name in self._leaving:
+        if self.is_busy(name):
             return Room.BUSY
         if name.num_bytes > self.max_bytes:
             return Room.NEVER
@@ -97,10 +103,15 @@ class Budget:
         self._writing.remove(name)
         self._num_bytes -= name.num_bytes
 
-    def adopt(self, name: EntryName) -> None:
-        """Holds an entry that somebody else has written, if there is room."""
-        if self.reserve(name) is Room.RESERVED:
+    def found(self, name: EntryName) -> None:
+        """Holds an entry that a read, which has not ended, has found, if there is room and it is not known."""
+        if name not in self._changed and self.reserve(name) is Room.RESERVED:
             self.publish(name)
+
+    def missed(self, name: EntryName) -> None:
+        """Forgets an entry that a read, which has not ended, has not found, unless it was written meanwhile."""
+        if name not in self._changed and self.leave(name):
+            self.gone(name)
 
     def evict(self, num_bytes: int) -> list[EntryName]:
         """Begins to delete the entries used longest ago that nobody reads, until `num_bytes` are on their way out, and
@@ -129,6 +140,7 @@ class Budget:
         """Gives back the room of an entry that has been deleted."""
         self._leaving.remove(name)
         self._num_bytes -= name.num_bytes
+        self._note_change(name)
         if self._new is not None:
             self._new.discard(name)
             self._lost.add(name)
@@ -158,7 +170,7 @@ class Budget:
         for name in [name for name in self._held if name not in there and name not in new]:
             del self._held[name]
             self._num_bytes -= name.num_bytes
-        strangers = [name for name in there if not self._takes_room(name)]
+        strangers = [name for name in there if name not in self._held and not self.is_busy(name)]
         for name in reversed(strangers):
             self._held[name] = None
             self._held.move_to_end(name, last=False)
@@ -175,13 +187,16 @@ class Budget:
         assert len(together) == sum(map(len, states)), "an entry has two states"
         assert self._num_bytes == sum(name.num_bytes for name in together), "bytes are miscounted"
         assert all(count > 0 for count in self._readers.values()), "a reader is miscounted"
+        assert self._changed <= self._readers.keys(), "a read that has ended is remembered"
         assert self._new is not None or not self._lost, "changes are remembered without a scan"
+
+    def _note_change(self, name: EntryName) -> None:
+        if name in self._readers:
+            self._changed.add(name)
 
     def _hold(self, name: EntryName) -> None:
         self._held[name] = None
+        self._note_change(name)
         if self._new is not None:
             self._new.add(name)
             self._lost.discard(name)
-
-    def _takes_room(self, name: EntryName) -> bool:
-        return name in self._held or name in self._writing or name in self._leaving

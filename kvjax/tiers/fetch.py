@@ -2,7 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 
 import numpy as np
 
@@ -23,6 +24,7 @@ class Fetch:
         self._settled = np.zeros(num_rows, bool)
         self._num_left = num_rows
         self._abandoned = False
+        self._under_way: list[Future[int]] = []
         self._why: str = ""
         self._lock = threading.Lock()
         self._ended = threading.Event()
@@ -76,16 +78,38 @@ class Fetch:
                 self._why = self._why or why
                 self._settle(row)
 
+    def watch(self, futures: Sequence[Future[int]]) -> None:
+        """Takes in what a tier does for the fetch, to be cancelled when it is abandoned."""
+        with self._lock:
+            self._under_way = [future for future in self._under_way if not future.done()]
+            self._under_way += futures
+            abandoned = self._abandoned
+        if abandoned:
+            _cancel(futures)
+
+    @property
+    def abandoned(self) -> bool:
+        """Whether it was given up before all rows had come or failed."""
+        return self._abandoned
+
     def abandon(self, why: str) -> None:
         """Ends the fetch: what has not come will not."""
         with self._lock:
-            if self._num_left and not self._abandoned:
-                self._abandoned = True
-                self._why = self._why or why
-                self._ended.set()
+            if not self._num_left or self._abandoned:
+                return
+            self._abandoned = True
+            self._why = self._why or why
+            self._ended.set()
+            under_way, self._under_way = self._under_way, []
+        _cancel(under_way)
 
     def _settle(self, row: int) -> None:
         self._settled[row] = True
         self._num_left -= 1
         if not self._num_left:
             self._ended.set()
+
+
+def _cancel(futures: Sequence[Future[int]]) -> None:
+    for future in futures:
+        future.cancel()

@@ -2,16 +2,15 @@
 
 import contextlib
 import errno
-import fcntl
 import os
 import stat
-import struct
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from kvjax.tiers.entries import EntryName, folder_of, parse_name
+from kvjax.tiers.files import FOLDER, nobody_holds, open_folder, read_cached, unlink_same, usable_root
 from kvjax.tiers.handover import Handover
 from kvjax.tiers.store import STORE_ERRORS, Found, Store, absent, contents, open_store, os_failure, store_failure
 from kvjax.tiers.tier import TierError
@@ -19,12 +18,9 @@ from kvjax.tiers.tier import TierError
 LOCK_SUFFIX = ".__lock"  # TensorStore writes a value into a file of this name, then gives it the value's
 REFRESH_S = 300.0  # of files that are read, the time of use is that old at most
 
-_FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 # A FIFO in an entry's place must not hang whoever opens it.
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _PIECE_BYTES = 4 * 2**20
-_STRAY_AGE_S = 3600.0
-_NOT_CACHED = {errno.EAGAIN, errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 _NOT_THERE = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO}
 
 
@@ -50,7 +46,7 @@ class FileStore(Store):
 
     def __init__(self, url: str, root: str, *, writable: bool = True):
         super().__init__(url)
-        self._root = _usable(url, root, writable)
+        self._root = usable_root(url, root, writable)
         self._writable = writable
         self._absent = absent()
         self._values = open_store({"driver": "file", "path": f"{self._root}/"}, {"file_io_sync": False})
@@ -125,7 +121,7 @@ class FileStore(Store):
             with self._told(missing=stray), self._folder(folder) as at:
                 file = os.open(leaf, os.O_RDWR | _FILE, dir_fd=at)
                 try:
-                    return _nobody_holds(file) and _unlink_same(file, leaf, at)
+                    return nobody_holds(file) and unlink_same(file, leaf, at)
                 finally:
                     os.close(file)
         except KeyError:
@@ -156,7 +152,7 @@ class FileStore(Store):
         wanted, done = min(info.st_size, len(buffer)), 0
         while done < wanted:
             piece = buffer[done : min(wanted, done + _PIECE_BYTES)]
-            moved = future.touch(lambda to=piece, at=done: _read_cached(file, to, at))
+            moved = future.touch(lambda to=piece, at=done: read_cached(file, to, at))
             if not moved:
                 moved = self._read_slowly(file, piece, done, future)
             if not moved:
@@ -201,12 +197,12 @@ class FileStore(Store):
     def _folder(self, folder: str, *, make: bool = False) -> Iterator[int]:
         """Opens a folder below the root, following no link."""
         try:
-            at = os.open(self._root, _FOLDER)
+            at = os.open(self._root, FOLDER)
         except OSError as error:
             raise os_failure(self.name, error.errno) from None
         try:
             for part in folder.split("/"):
-                above, at = at, _open_folder(part, at, make)
+                above, at = at, open_folder(part, at, make)
                 os.close(above)
             yield at
         finally:
@@ -224,63 +220,3 @@ class FileStore(Store):
             if missing is not None and error.errno in _NOT_THERE:
                 raise KeyError(missing) from None
             raise os_failure(self.name, error.errno) from None
-
-
-def _usable(url: str, root: str, writable: bool) -> str:
-    needed = os.R_OK | os.X_OK | (os.W_OK if writable else 0)
-    try:
-        if writable:
-            os.makedirs(root, mode=0o700, exist_ok=True)
-        if not os.path.isdir(root):
-            raise ValueError(f"{url!r} must be a folder")
-        if not os.access(root, needed):
-            raise ValueError(f"{url!r} must be a folder that may be {'written' if writable else 'read'}")
-        return os.path.realpath(root)
-    except FileExistsError:
-        raise ValueError(f"{url!r} must be a folder") from None
-    except OSError as error:
-        raise ValueError(f"{url!r} cannot be used: {error.strerror}") from None
-
-
-def _open_folder(part: str, above: int, make: bool) -> int:
-    try:
-        return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
-    except FileNotFoundError:
-        if not make:
-            raise
-    with contextlib.suppress(FileExistsError):
-        os.mkdir(part, mode=0o700, dir_fd=above)
-    return os.open(part, _FOLDER | os.O_NOFOLLOW, dir_fd=above)
-
-
-def _read_cached(file: int, to: memoryview, at: int) -> int:
-    """Reads what memory holds already, and returns how many bytes that is; it never waits for a disk."""
-    try:
-        return os.preadv(file, [to], at, os.RWF_NOWAIT)
-    except OSError as error:
-        if error.errno in _NOT_CACHED:
-            return 0
-        raise
-
-
-def _nobody_holds(file: int) -> bool:
-    """Takes the lock that TensorStore's writers hold, if nobody else has it, until `file` is closed. Where files
-    cannot be locked, the file's age tells."""
-    whole_file = struct.pack("hhqqi0q", fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
-    try:
-        fcntl.fcntl(file, fcntl.F_OFD_SETLK, whole_file)
-    except OSError as error:
-        if error.errno in (errno.EAGAIN, errno.EACCES):
-            return False
-        return os.fstat(file).st_mtime < time.time() - _STRAY_AGE_S
-    return True
-
-
-def _unlink_same(file: int, leaf: str, folder: int) -> bool:
-    """Unlinks an open file, unless its name belongs to another by now. A writer that waits for the lock sees
-    afterwards that its file has no name, and makes a new one."""
-    mine, named = os.fstat(file), os.stat(leaf, dir_fd=folder, follow_symlinks=False)
-    if not os.path.samestat(mine, named):
-        return False
-    os.unlink(leaf, dir_fd=folder)
-    return True

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from kvjax.coverage import Asked, Hit, asked, hit_of
+from kvjax.coverage import Asked, Hit, asked, chunks_lacking, hit_of
 from kvjax.decision import Decision, Option, Restore, decide
 from kvjax.handles import Lookup
 from kvjax.ledger import Ledger
 from kvjax.pool import Change, PolicyError
 from kvjax.positions import Restorable
-from kvjax.promotions import Promotion, chunks_of_hit
+from kvjax.promotions import Promotion
 from kvjax.requests import Request
 from kvjax.tiers import frame
 from kvjax.tiers.buffers import Buffers
@@ -212,13 +212,20 @@ class TierFlow:
             return self._writer.flush(until, self.tick)
 
     def close(self, timeout_s: float) -> None:
-        """Ends all threads, and the tiers."""
-        if not self._closed:
-            self._closed = True
-            self._reader.stop(timeout_s)
-            self._writer.stop(timeout_s)
-            for level in self.levels:
+        """Ends all threads, and the tiers; threads that hang longer than that are left behind."""
+        if self._closed:
+            return
+        self._closed = True
+        threads = [*self._reader.stop(), *self._writer.stop()]
+        for level in self.levels:
+            try:
                 level.tier.close()
+            except Exception as error:  # noqa: BLE001  # whatever a tier raises, the others are closed
+                with self._lock:
+                    level.failed("closing", error)
+        until = time.monotonic() + timeout_s
+        for thread in threads:
+            thread.join(max(0.0, until - time.monotonic()))
 
     # --- parts ----------------------------------------------------------------------------------------
 
@@ -244,7 +251,8 @@ class TierFlow:
 
     def _option(self, source: str, hit: Hit, found: Found) -> Option:
         """What restoring a hit costs."""
-        wanted = chunks_of_hit(self._chunking, hit)
+        request = found.request
+        wanted = chunks_lacking(self._chunking, request.num_tokens, hit.hit_tokens, request.device_tokens)
         sizes = [size or 0 for size in self._chunking.chunk_bytes]
         below = np.zeros(len(self.levels), np.int64)
         for g, chunks in wanted.items():
@@ -254,7 +262,7 @@ class TierFlow:
         with self._lock:
             parts = [self.levels[i].read_speed.seconds(int(below[i])) for i in np.flatnonzero(below).tolist()]
             load = self.load_speed.seconds(num_bytes) if num_bytes else 0.0
-            left = found.request.num_tokens - hit.hit_tokens
+            left = request.num_tokens - hit.hit_tokens
             recompute = self.prefill_speed.seconds(left)
         known = [part for part in parts if part is not None]
         # Tiers are read side by side; a load that nobody measured yet is quick beside a tier.

@@ -94,7 +94,7 @@ class Deadlines:
         self._closed = False
 
     def watch(self, futures: Sequence[Handover], deadline: float) -> None:
-        """Fails futures with a `TierTimeoutError` at the deadline, by the monotonic clock, or at once if that has passed;
+        """Fails futures with a `TierTimeoutError` at the deadline, by the monotonic clock, at once if that has passed;
         with a `TierUnavailableError`, at once, after `close`."""
         now = time.monotonic()
         with self._changed:

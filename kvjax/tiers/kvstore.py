@@ -1,17 +1,16 @@
 """The tier for disks and object stores: a store of bytes by name, with a budget, deadlines and threads of its own."""
 
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
 
 import numpy as np
 
 from kvjax._checks import integer
-from kvjax.tiers.budget import Budget, Room
 from kvjax.tiers.entries import EntryName
-from kvjax.tiers.handover import Deadlines, EndedError, Handover
-from kvjax.tiers.scans import FirstScan, scan
+from kvjax.tiers.handover import Deadlines, Handover
+from kvjax.tiers.keeper import Keeper
+from kvjax.tiers.scans import FirstScan
 from kvjax.tiers.store import Found, Store
 from kvjax.tiers.tier import (
     DEFAULT_PENDING_BYTES,
@@ -19,7 +18,6 @@ from kvjax.tiers.tier import (
     Listed,
     Tier,
     TierError,
-    TierFullError,
     TierTimeoutError,
     TierUnavailableError,
     Usage,
@@ -73,14 +71,13 @@ class KVStoreTier(Tier):
     ):
         super().__init__(store.name, write=write, timeout_s=timeout_s, max_pending_bytes=max_pending_bytes)
         self._store = store
-        self._changed = threading.Condition()
-        self._budget = Budget(integer(max_bytes, "max_bytes", at_least=1))
+        max_bytes = integer(max_bytes, "max_bytes", at_least=1)
+        self._keeper = Keeper(store, max_bytes, tidy=write != "never")
         self._deadlines = Deadlines(self.name)
         num_threads = integer(num_threads, "num_threads", at_least=1)
         self._writers = Workers(self.name, num_threads, self._deadlines)
         self._readers = Workers(self.name, num_threads, self._deadlines)
-        self._scanning = threading.Lock()
-        self._first_scan = FirstScan(self._scan, retry_s)
+        self._first_scan = FirstScan(self._keeper.scan, retry_s)
         self._closed = False
         self._first_scan.start(timeout_s, show_progress)
 
@@ -99,17 +96,16 @@ class KVStoreTier(Tier):
         future: Future[np.ndarray] = Future()
         try:
             if time.monotonic() >= deadline:
-                raise self._too_late()
+                raise TierTimeoutError(f"{self.name} was asked after the deadline")
             self._refuse_unless_ready()
-            with self._changed:
-                future.set_result(np.fromiter((name in self._budget for name in names), bool, len(names)))
+            future.set_result(np.array(self._keeper.held(names), bool))
         except TierError as error:
             future.set_exception(error)
         return future
 
     def delete(self, names: Sequence[EntryName], *, deadline: float) -> Future[int]:
         """See `Tier.delete`."""
-        return self._writers.call(self._delete, [(tuple(names),)], deadline=deadline)[0]
+        return self._writers.call(self._keeper.delete, [(tuple(names), deadline)], deadline=deadline)[0]
 
     def list(self, namespace: bytes | None = None) -> Iterator[EntryName]:
         """See `Tier.list`. Whatever has the name of an entry is listed, whatever its bytes."""
@@ -124,8 +120,7 @@ class KVStoreTier(Tier):
     def usage(self) -> Usage:
         """See `Tier.usage`. Entries that are being written or deleted count by their bytes."""
         self._refuse_unless_ready()
-        with self._changed:
-            return Usage(self._budget.num_entries, self._budget.num_bytes, self._budget.max_bytes)
+        return self._keeper.usage()
 
     def close(self) -> None:
         """See `Tier.close`."""
@@ -151,7 +146,7 @@ class KVStoreTier(Tier):
         Raises:
             TierError: the store cannot be looked through; the books stay as they are.
         """
-        self._scan(show_progress, lambda: None)
+        self._keeper.scan(show_progress, lambda: None)
 
     def check_integrity(self) -> None:
         """Recounts the books.
@@ -159,11 +154,7 @@ class KVStoreTier(Tier):
         Raises:
             AssertionError: they contradict themselves.
         """
-        with self._changed:
-            self._budget.check_integrity()
-
-    def _too_late(self) -> TierError:
-        return TierTimeoutError(f"{self.name} was asked after the deadline")
+        self._keeper.check_integrity()
 
     def _refuse_unless_ready(self) -> None:
         if self._closed:
@@ -176,92 +167,10 @@ class KVStoreTier(Tier):
         if self.write == "never":
             raise TierError(f"{self.name} is only read")
         self._refuse_unless_ready()
-        if not self._reserve(name, deadline):
-            return False
-        end = self._budget.drop
-        try:
-            written = self._write(name, frame, future)
-            end = self._budget.publish
-            return written
-        finally:
-            with self._changed:
-                end(name)
-                self._changed.notify_all()
-
-    def _reserve(self, name: EntryName, deadline: float) -> bool:
-        """Makes room for an entry, and returns whether it must be written."""
-        while True:
-            with self._changed:
-                room = self._budget.reserve(name)
-                if room in (Room.RESERVED, Room.THERE):
-                    return room is Room.RESERVED
-                if room is Room.NEVER:
-                    raise TierFullError(f"{self.name}: an entry of {name.num_bytes} bytes is larger than the budget")
-                victims = self._budget.evict(self._budget.shortage(name)) if room is Room.SHORT else []
-                if not victims and not self._changed.wait(max(0.0, deadline - time.monotonic())):
-                    raise TierTimeoutError(f"{self.name}: no room was made by the deadline")
-            self._evict(victims)
-
-    def _write(self, name: EntryName, frame: memoryview, future: Handover[bool]) -> bool:
-        try:
-            return self._store.write(name, frame, future)
-        except TierFullError:
-            with self._changed:
-                victims = self._budget.evict(name.num_bytes)
-            if not victims:
-                raise
-        self._evict(victims)
-        return self._store.write(name, frame, future)
-
-    def _evict(self, victims: Sequence[EntryName]) -> int:
-        """Deletes entries that are leaving, and returns how many of them were there still."""
-        deleted = 0
-        for i, name in enumerate(victims):
-            try:
-                deleted += self._store.delete(name)
-            except TierError:
-                with self._changed:
-                    for kept in victims[i:]:
-                        self._budget.stay(kept)
-                    self._changed.notify_all()
-                raise
-            with self._changed:
-                self._budget.gone(name)
-                self._changed.notify_all()
-        return deleted
+        return self._keeper.write(name, frame, deadline, future)
 
     def _get(self, name: EntryName, buffer: memoryview, future: Handover[int]) -> int:
-        with self._changed:
-            known = name in self._budget
-            self._budget.begin_read(name)
-        try:
-            num_bytes = self._store.read(name, buffer, future)
-        except KeyError:
-            with self._changed:
-                if self._budget.leave(name):
-                    self._budget.gone(name)
-            raise
-        finally:
-            with self._changed:
-                self._budget.end_read(name)
-                self._changed.notify_all()
-        if not known and num_bytes == name.num_bytes and self._first_scan.succeeded:
-            with self._changed:
-                self._budget.adopt(name)
-        return num_bytes
-
-    def _delete(self, names: Sequence[EntryName], future: Handover[int]) -> int:
-        deleted = 0
-        for name in names:
-            if future.ended:
-                raise EndedError
-            with self._changed:
-                known = self._budget.leave(name)
-            if known:
-                deleted += self._evict([name])
-            elif self._store.has(name):
-                deleted += self._store.delete(name)
-        return deleted
+        return self._keeper.read(name, buffer, future, learn=self._first_scan.succeeded)
 
     def _folders(self, namespace: bytes | None = None) -> Iterator[str]:
         """Yields the store's folders; a store that hangs is a `TierTimeoutError`."""
@@ -274,21 +183,6 @@ class KVStoreTier(Tier):
 
     def _sweep(self, folder: str, _future: Handover) -> int:
         return sum(map(self._store.remove_stray, self._store.look(folder).strays))
-
-    def _scan(self, show_progress: bool | None, alive: Callable[[], None]) -> None:
-        with self._scanning:
-            with self._changed:
-                self._budget.begin_scan()
-            found = None
-            try:
-                found = scan(self._store, show_progress, alive, tidy=self.write != "never")
-            finally:
-                with self._changed:
-                    self._budget.end_scan(found)
-                    surplus = self.write != "never" and self._budget.shortage()
-                    victims = self._budget.evict(surplus) if surplus > 0 else []
-                    self._changed.notify_all()
-            self._evict(victims)
 
 
 def _next(folders: Iterator[str], _future: Handover) -> str | None:

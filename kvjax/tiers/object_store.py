@@ -24,7 +24,8 @@ class ObjectStore(Store):
     which only the first has been run.
 
     Credentials come from the environment. A write is a creation (`If-None-Match`) where the server knows that. A
-    request that hangs takes one thread until TensorStore ends it.
+    request that hangs takes one thread until TensorStore ends it, which by itself it never does:
+    `TENSORSTORE_CURL_LOW_SPEED_TIME_SECONDS` and `TENSORSTORE_CURL_LOW_SPEED_LIMIT_BYTES` in the environment make it.
 
     Args:
         url: for messages.

@@ -47,8 +47,12 @@ class PoolBytes:
     def __init__(self, mover: Mover, units: Units):
         self._mover = mover
         self._unit_bytes = units.unit_bytes
-        # A pinned pool is an array that only programs touch, and those are issued by whoever calls the offloader.
-        self.any_thread = mover.host_memory is not None
+
+    @property
+    def any_thread(self) -> bool:
+        """Whether the pool is the process's own memory. A pinned pool is an array that only programs touch, and those
+        are issued by whoever calls the offloader."""
+        return self._mover.host_memory is not None
 
     def copy_out(self, group_idx: int, unit_ids: np.ndarray, data: np.ndarray) -> None:
         """Copies a chunk out of its units, `(units_per_chunk,)`, into `data`, `uint8` of its bytes."""

@@ -76,10 +76,11 @@ class Reader:
     def read(self, level: Level, part: Part) -> None:
         """Begins to read rows of a fetch from a tier."""
         pieces = []
+        most_bytes = min(_MOST_BYTES_AT_A_TIME, level.tier.max_pending_bytes // _THREADS_PER_TIER)
         start = num_bytes = 0
         for stop, name in enumerate(part.names, 1):
             num_bytes += name.num_bytes
-            if stop - start == _MOST_AT_A_TIME or num_bytes >= _MOST_BYTES_AT_A_TIME or stop == len(part.names):
+            if stop - start == _MOST_AT_A_TIME or num_bytes >= most_bytes or stop == len(part.names):
                 rows = slice(start, stop)
                 pieces.append(Part(part.fetch, part.rows[rows], part.names[rows], part.units[rows]))
                 start, num_bytes = stop, 0
@@ -95,17 +96,15 @@ class Reader:
             fetch.land(row, lambda g=group_idx, u=units, p=payload: self._bytes.copy_in(g, u, p))
             self._buffers.give(memory)
 
-    def stop(self, timeout_s: float) -> None:
-        """Ends the threads; those that hang are left behind."""
+    def stop(self) -> list[threading.Thread]:
+        """Tells the threads to end, and returns them."""
         with self._changed:
             self._stopped = True
             for parts in self._waiting:
                 for part in parts:
                     part.fetch.abandon("the offloader was closed")
             self._changed.notify_all()
-        until = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        return self._threads
 
     # --- the threads ----------------------------------------------------------------------------------
 
@@ -133,6 +132,7 @@ class Reader:
             return
         memories = [self._buffers.take(name.num_bytes) for name in part.names]
         futures = level.tier.get(part.names, [view_of(memory) for memory in memories], deadline=deadline)
+        part.fetch.watch(futures)
         num_bytes = num_failed = 0
         for at, future in enumerate(futures):
             if self._received(level, part, at, memories[at], future, deadline):
@@ -143,7 +143,7 @@ class Reader:
             took = time.monotonic() - now
             if not num_failed:
                 level.read_speed.add(num_bytes, took)
-            elif took >= level.tier.timeout_s / 2:  # it took at least so long
+            elif part.fetch.abandoned or took >= level.tier.timeout_s / 2:  # it would take at least so long
                 level.read_speed.add(sum(name.num_bytes for name in part.names), took)
 
     def _received(
@@ -167,7 +167,8 @@ class Reader:
             part.fetch.fail(row, f"{tier} had a bad entry ({error.reason})")
             self._remove(level, name)
         except Exception as error:  # noqa: BLE001  # whatever a tier raises is a miss
-            self._failed(level, error)
+            if not (part.fetch.abandoned and future.cancelled()):  # nobody wanted it any more
+                self._failed(level, error)
             part.fetch.fail(row, f"{tier} failed: {error}" if isinstance(error, TierError) else f"{tier} failed")
             if not future.done():
                 return False  # the memory may still be written to: nobody gets it any more

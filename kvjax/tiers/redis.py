@@ -2,6 +2,7 @@
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
@@ -12,6 +13,7 @@ import numpy as np
 from kvjax._checks import integer, seconds
 from kvjax.tiers import redis_commands as commands
 from kvjax.tiers.answers import Answer, Deadlines, fail_all
+from kvjax.tiers.bounded_socket import BoundedSocket
 from kvjax.tiers.entries import EntryName, folder_of, parse_name
 from kvjax.tiers.redis_connect import connect
 from kvjax.tiers.redis_url import RedisAddress, parse_redis_url
@@ -84,9 +86,9 @@ class RedisTier(Tier):
         self._ttl_ms = None if self.ttl_s is None else round(self.ttl_s * 1000)
         self._lock = threading.Lock()
         self._closed = False  # takes nothing more
-        self._ended = False  # connects no more
+        self._ended = False  # connections are cut
         self._under_way: set[Future] = set()
-        self._wires: set[Wire] = set()
+        self._sockets = weakref.WeakSet[BoundedSocket]()
         self._own = threading.local()  # `wire`: of the thread
         self._threads = ThreadPoolExecutor(self.connections, thread_name_prefix="kvjax-redis")
         self._deadlines = Deadlines("kvjax-redis-deadlines")
@@ -122,15 +124,16 @@ class RedisTier(Tier):
             under_way = list(self._under_way)
         wait(under_way, self.timeout_s)
         self._deadlines.close(_closed_error())
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._threads.shutdown(wait=False)
         with self._lock:
             self._ended = True
-            wires = list(self._wires)
-        for wire in wires:
-            wire.abort()
-        wait(under_way, _ABORTED_S)
-        for wire in wires:
-            wire.close()
+            connected = list(self._sockets)
+        for one in connected:
+            one.abort()
+        still_busy = wait(under_way, _ABORTED_S).not_done
+        for one in connected:
+            one.close()
+        self._threads.shutdown(wait=not still_busy)
 
     def _start_each(
         self, talk: Callable, names: Sequence[EntryName], views: Sequence[memoryview], deadline: float
@@ -157,13 +160,13 @@ class RedisTier(Tier):
 
     def _submit(self, talk: Talk, answers: Sequence[Answer], deadline: float) -> None:
         with self._lock:
-            if not self._closed:
-                task = self._threads.submit(self._run, talk, answers, deadline)
+            task = None if self._closed else self._threads.submit(self._run, talk, answers, deadline)
+            if task is not None:
                 self._under_way.add(task)
-                task.add_done_callback(self._forget)
-                return
-        for answer in answers:
-            answer.expire(_closed_error())
+        if task is None:
+            fail_all(answers, _closed_error())
+        else:
+            task.add_done_callback(self._forget)  # at once and here, if it is done
 
     def _forget(self, task: Future) -> None:
         with self._lock:
@@ -188,24 +191,22 @@ class RedisTier(Tier):
                 return self._say(talk, wire)
             except ConnectionLostError:
                 pass  # while it was idle, perhaps; whatever was said may be said again
-        wire = connect(self._address, deadline)
-        with self._lock:
-            refused = self._ended
-            if not refused:
-                self._wires.add(wire)
-        if refused:
-            wire.close()
-            raise _closed_error()
-        self._own.wire = wire
+        wire = self._own.wire = connect(self._address, min(deadline, self._next_deadline()), self._watch)
+        wire.set_deadline(deadline)
         return self._say(talk, wire)
+
+    def _watch(self, connected: BoundedSocket) -> None:
+        with self._lock:
+            self._sockets.add(connected)
+            ended = self._ended
+        if ended:
+            connected.abort()
 
     def _say(self, talk: Talk, wire: Wire) -> None:
         try:
             talk(wire)
         except BaseException:
             self._own.wire = None
-            with self._lock:
-                self._wires.discard(wire)
             wire.close()
             raise
 

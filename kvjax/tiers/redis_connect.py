@@ -1,6 +1,7 @@
 """Connections to Redis servers: the redis package finds the host, encrypts, tells the user and chooses the database."""
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import redis
@@ -11,6 +12,7 @@ from kvjax.tiers.redis_url import RedisAddress
 from kvjax.tiers.redis_wire import Wire, timed_out
 from kvjax.tiers.tier import TierUnavailableError
 
+Watch = Callable[[BoundedSocket], None]
 _HANDSHAKE_BYTES = 64 * 2**10  # that a server may say before the first command
 
 
@@ -18,11 +20,13 @@ class _Bounds:
     """A mixin of the redis package's connections, which puts bounds around their sockets."""
 
     deadline = 0.0
+    watch: Watch
     bounded: BoundedSocket
 
     def _connect(self) -> Any:
         connected = super()._connect()  # type: ignore[misc]
         self.bounded = BoundedSocket(connected, self.deadline, _HANDSHAKE_BYTES)
+        self.watch(self.bounded)
         return self.bounded
 
 
@@ -38,8 +42,13 @@ class _Unix(_Bounds, redis.UnixDomainSocketConnection):
     pass
 
 
-def connect(address: RedisAddress, deadline: float) -> Wire:
+def connect(address: RedisAddress, deadline: float, watch: Watch) -> Wire:
     """Returns a new connection, with the user known and the database chosen.
+
+    Args:
+        address: of the server.
+        deadline: by the monotonic clock, in seconds.
+        watch: is called with the socket before anything is said, so that whoever must can end what waits for it.
 
     Raises:
         TierTimeoutError: the deadline passed.
@@ -49,7 +58,16 @@ def connect(address: RedisAddress, deadline: float) -> Wire:
     if left <= 0:
         raise timed_out()
     connection = _connection(address, left)
-    connection.deadline = deadline
+    connection.deadline, connection.watch = deadline, watch
+    try:
+        _shake_hands(connection, address)
+    except BaseException:
+        connection.disconnect()
+        raise
+    return Wire(connection.bounded, connection.disconnect)
+
+
+def _shake_hands(connection: Any, address: RedisAddress) -> None:
     try:
         connection.connect()
     except (redis.TimeoutError, TimeoutError):
@@ -58,7 +76,6 @@ def connect(address: RedisAddress, deadline: float) -> Wire:
         raise TierUnavailableError(f"{address.text} refuses the user or the password") from None
     except (redis.RedisError, OSError, ValueError, RecursionError):
         raise TierUnavailableError(f"{address.text} cannot be reached, or refuses") from None
-    return Wire(connection.bounded, connection.disconnect)
 
 
 def _connection(address: RedisAddress, timeout_s: float) -> Any:

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from kvjax._checks import text
-
 USERNAME_VARIABLE = "KVJAX_REDIS_USERNAME"
 PASSWORD_VARIABLE = "KVJAX_REDIS_PASSWORD"
 DEFAULT_PORT = 6379
@@ -80,9 +78,13 @@ def parse_redis_url(url: str, environ: Mapping[str, str] | None = None) -> tuple
     Raises:
         ValueError: the URL is not of these forms, or an option is unknown, doubled or has a value that it cannot have.
     """
-    parts = urlsplit(text(url, "url"))
-    if parts.scheme not in _SCHEMES:
+    if not isinstance(url, str):
+        raise ValueError(f"`url` must be a string, got a {type(url).__name__}")
+    if not url.startswith(tuple(f"{scheme}://" for scheme in _SCHEMES)):
         raise ValueError(f"`url` must begin with {', '.join(f'{scheme}://' for scheme in _SCHEMES)}")
+    parts = _split(url)
+    if parts is None:
+        raise ValueError("`url` must be a URL: its host cannot be read")
     if parts.fragment or "@" in parts.path + parts.query:
         raise ValueError("`url` must have `/`, `?`, `#` and `@` percent-encoded in a user, password or path")
     options = _options(parts.query)
@@ -109,6 +111,13 @@ def parse_redis_url(url: str, environ: Mapping[str, str] | None = None) -> tuple
         tls=Tls(**tls) if parts.scheme == "rediss" else None,
     )
     return address, options
+
+
+def _split(url: str) -> SplitResult | None:
+    try:
+        return urlsplit(url)
+    except ValueError:  # whose text may repeat anything
+        return None
 
 
 def _credentials(parts: SplitResult, environ: Mapping[str, str]) -> tuple[str | None, str | None]:

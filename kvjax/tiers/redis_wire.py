@@ -4,9 +4,7 @@ The readers of the redis package make room for whatever a reply holds and copy i
 the socket to its place, and all else has a limit.
 """
 
-import socket
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,7 +41,7 @@ class ServerError:
 class Wire:
     """Commands and replies on one connection. After an error of either kind it is of no more use.
 
-    One thread uses it at a time; `abort` may be called from any.
+    One thread uses it at a time.
 
     Args:
         connected: to the server, which expects commands.
@@ -51,14 +49,14 @@ class Wire:
     """
 
     def __init__(self, connected: BoundedSocket, close: Callable[[], None]):
-        self._socket = connected
+        self.socket = connected
         self.close = close
         self._view = memoryview(bytearray(_READ_BYTES))
         self._start = self._stop = 0
 
     def set_deadline(self, deadline: float) -> None:
         """Whatever is under way at the deadline ends with a `TierTimeoutError`."""
-        self._socket.deadline = deadline
+        self.socket.deadline = deadline
 
     def send(self, commands: Iterable[Sequence[Argument]]) -> None:
         """Sends commands one after the other; long arguments as they lie in memory."""
@@ -107,11 +105,6 @@ class Wire:
             self._start += skipped
             num_bytes -= skipped
         self._end_text()
-
-    def abort(self) -> None:
-        """Ends whatever a thread waits for on this connection."""
-        with suppress(OSError):
-            self._socket.shutdown(socket.SHUT_RDWR)
 
     def _reply(self, left: int, deeper: int) -> tuple[Reply, int]:
         """A reply, and what it leaves of `left` bytes."""
@@ -168,7 +161,7 @@ class Wire:
 
     def _receive(self, view: memoryview) -> int:
         try:
-            num_bytes = self._socket.recv_into(view)
+            num_bytes = self.socket.recv_into(view)
         except TimeoutError:
             raise timed_out() from None
         except OSError:
@@ -179,7 +172,7 @@ class Wire:
 
     def _send(self, data: Argument | bytearray) -> None:
         try:
-            self._socket.sendall(memoryview(data))
+            self.socket.sendall(memoryview(data))
         except TimeoutError:
             raise timed_out() from None
         except OSError:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 import numpy as np
 
-from kvjax.chain import Chain, ReadyChunks
+from kvjax.chain import Chain
 from kvjax.pool import ChunkPool
 
 NOT_ASKED = -2
@@ -28,7 +28,7 @@ class ChunksBelow:
 
     def __init__(self, chain: Chain, pool: ChunkPool, group_idx: int, find: Find, lock: threading.RLock):
         self._chain = chain
-        self._ready = ReadyChunks(chain, pool)
+        self._pool = pool
         self._group_idx = group_idx
         self._find = find
         self._lock = lock
@@ -40,7 +40,10 @@ class ChunksBelow:
     def __getitem__(self, span: slice) -> np.ndarray:
         start, stop, _ = span.indices(len(self))
         with self._lock:
-            ready = self._ready[start:stop]
+            chunks = np.arange(start, stop)
+            self._chain.look(start + self._chain.not_looked(start, stop))
+            held = self._chain.held_among(chunks)
+            ready = held & self._pool.ready(self._chain.slots(chunks))
             unknown = start + np.flatnonzero(~ready & (self.tiers[start:stop] == NOT_ASKED))
             keys = self._chain.keys(unknown)
         if keys:

@@ -2,11 +2,11 @@
 
 import re
 import reprlib
-from typing import Any
+from typing import Any, get_args
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from kvjax._checks import size, text
-from kvjax.tiers.tier import Tier
+from kvjax._checks import integer, one_of, size, text
+from kvjax.tiers.tier import Tier, Write
 
 DEFAULT_MAX_BYTES = 100 * 2**30
 
@@ -18,7 +18,7 @@ _OBJECT_THREADS = 16  # requests wait for the network, not for a CPU
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
 _OPTION = re.compile(r"[a-z_]{1,32}")
-_SECONDS = re.compile(r"[0-9]{1,9}(\.[0-9]{1,9})?")
+_SECONDS = re.compile(r"(?=.*[1-9])[0-9]{1,9}(\.[0-9]{1,9})?")
 _BUCKET = re.compile(r"[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]")
 _ENDPOINT = re.compile(r"https?://([A-Za-z0-9.-]{1,253}|\[[0-9a-fA-F:.]{2,45}\])(:[0-9]{1,5})?/?")
 _REGION = re.compile(r"[a-z0-9-]{1,32}")
@@ -131,18 +131,16 @@ def _options(parts: SplitResult) -> dict[str, str]:
 
 
 def _settings(options: dict[str, str]) -> dict[str, Any]:
-    """Returns the arguments of a tier that its options stand for; the tier checks their ranges."""
-    settings: dict[str, Any] = {name: size(options[name], f"`{name}`") for name in _sizes(options)}
+    """Returns the arguments of a tier that its options stand for. Whatever is wrong is told before a folder is made."""
+    settings: dict[str, Any] = {}
+    for name in ("max_bytes", "max_pending_bytes"):
+        if name in options:
+            settings[name] = integer(size(options[name], f"`{name}`"), name, at_least=1)
     if "write" in options:
-        settings["write"] = options["write"]
+        settings["write"] = one_of(options["write"], get_args(Write), "write")
     if "timeout_s" in options:
-        settings["timeout_s"] = _match(_SECONDS, options, "timeout_s", "a positive number of seconds")
-        settings["timeout_s"] = float(settings["timeout_s"])
+        settings["timeout_s"] = float(_match(_SECONDS, options, "timeout_s", "a positive number of seconds"))
     return settings
-
-
-def _sizes(options: dict[str, str]) -> list[str]:
-    return [name for name in ("max_bytes", "max_pending_bytes") if name in options]
 
 
 def _spec(parts: SplitResult, path: str, options: dict[str, str]) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from kvjax.tiers.pool_bytes import PoolBytes
 _MOST_AT_A_TIME = 32
 _MOST_BYTES_AT_A_TIME = 32 * 2**20
 _DELETED_AT_A_TIME = 512
+# Chunks wait for a level by their slots; when there are so many more of them than slots, most are gone.
+_MOST_REFS_PER_SLOT = 4
+_FEW_SLOTS = 1024
 
 
 class Writer:
@@ -148,14 +151,12 @@ class Writer:
                 self._changed.wait(0.05 if left is None else min(0.05, left))
         return good
 
-    def stop(self, timeout_s: float) -> None:
-        """Ends the threads; those that hang are left behind. The lock must be free."""
+    def stop(self) -> list[threading.Thread]:
+        """Tells the threads to end, and returns them."""
         with self._changed:
             self._stopped = True
             self._changed.notify_all()
-        until = time.monotonic() + timeout_s
-        for thread in self._threads:
-            thread.join(max(0.0, until - time.monotonic()))
+        return self._threads
 
     # --- parts, under the lock ------------------------------------------------------------------------
 
@@ -164,7 +165,16 @@ class Writer:
             epochs = self._pool.epochs(slots)
             for level in levels:
                 level.refs.extend(zip(slots.tolist(), epochs.tolist(), strict=True))
+                if len(level.refs) > _MOST_REFS_PER_SLOT * max(_FEW_SLOTS, self._pool.num_slots):
+                    self._forget_refs(level)
             self._changed.notify_all()
+
+    def _forget_refs(self, level: Level) -> None:
+        """Of what waits for a level, keeps what is still to be had, once: one that is down for long has many others."""
+        slots, epochs = np.array(level.refs, np.int64).T
+        held = self._pool.still_held(slots, epochs)
+        level.refs.clear()
+        level.refs.extend(dict.fromkeys(zip(slots[held].tolist(), epochs[held].tolist(), strict=True)))
 
     def _note_evicted(self, slots: np.ndarray) -> None:
         writable = np.uint8(sum(int(level.bit) for level in self._levels if level.writes))
@@ -176,20 +186,24 @@ class Writer:
 
     def _outgoing(self, slots: np.ndarray) -> list[Outgoing]:
         """What is to be written of chunks; those without a namespace of their own are left out."""
-        pool = self._pool
-        columns = (
-            slots.tolist(),
-            pool.keys(slots),
-            pool.names(slots),
-            pool.groups(slots).tolist(),
-            pool.chunk_idxs(slots).tolist(),
-            pool.epochs(slots).tolist(),
-        )
-        return [
-            Outgoing(EntryName(namespace, key, self._sizes[g]), chunk_idx, slot, epoch, pool.units(np.array([slot]))[0])
-            for slot, key, namespace, g, chunk_idx, epoch in zip(*columns, strict=True)
-            if namespace is not None
-        ]
+        pool, found = self._pool, []
+        groups = pool.groups(slots)
+        for g in np.flatnonzero(np.bincount(groups)).tolist() if len(slots) else ():
+            some = slots[groups == g]
+            columns = (
+                some.tolist(),
+                pool.keys(some),
+                pool.names(some),
+                pool.chunk_idxs(some).tolist(),
+                pool.epochs(some).tolist(),
+                pool.units(some),
+            )
+            found += [
+                Outgoing(EntryName(namespace, key, self._sizes[g]), chunk_idx, slot, epoch, units)
+                for slot, key, namespace, chunk_idx, epoch, units in zip(*columns, strict=True)
+                if namespace is not None
+            ]
+        return found
 
     def _has_room(self, level: Level, num_bytes: int) -> bool:
         return level.health.is_up and level.pending_bytes + num_bytes <= level.tier.max_pending_bytes
@@ -204,23 +218,25 @@ class Writer:
         """The next chunks of the pool that are to be written to a level; they count as pending from now on."""
         chosen: list[Outgoing] = []
         room = min(_MOST_BYTES_AT_A_TIME, level.tier.max_pending_bytes - level.pending_bytes)
-        while level.refs and len(chosen) < _MOST_AT_A_TIME and room > 0:
-            slot, epoch = level.refs.popleft()
-            at = np.array([slot])
-            if not self._pool.still_held(at, np.array([epoch]))[0] or self._where[slot] & level.bit:
-                continue
-            for item in self._outgoing(at):
-                if not level.is_hidden(item.name.namespace):
+        while level.refs and not chosen and room > 0:
+            some = [level.refs.popleft() for _ in range(min(_MOST_AT_A_TIME, len(level.refs)))]
+            slots, epochs = np.array(some, np.int64).T
+            good = self._pool.still_held(slots, epochs) & ((self._where[slots] & level.bit) == 0)
+            for item in self._outgoing(slots[good]):
+                if level.is_hidden(item.name.namespace):
+                    continue
+                if room > 0:
                     chosen.append(item)
                     room -= item.name.num_bytes
                     level.pending_bytes += item.name.num_bytes
+                else:
+                    level.refs.appendleft((item.slot, item.epoch))
         return chosen
 
     def _drop(self, level: Level) -> None:
-        """Forgets what waits for a level that is down; what is to be deleted there stays hidden."""
+        """Forgets what waits to be written to a level that is down."""
         level.counts.dropped += len(level.refs) + len(level.frames)
         level.refs.clear()
-        level.to_clear.clear()
         while level.frames:
             self._release(level, level.frames.popleft())
 

@@ -11,6 +11,7 @@ from kvjax.memory.direct import DirectTransport
 from kvjax.mover import Mover
 from kvjax.packing import blocks_in_chunk, cut_into_units, unit_bytes
 from kvjax.plan import GroupMoves, LoadPlan, StorePlan
+from kvjax.tiers.pool_bytes import PoolBytes
 from tests.support.meshes import LAYOUT, SPLIT, SPLITS, mesh_of, on_one
 from tests.support.toy_engine import as_bytes, make_caches, stack
 
@@ -126,6 +127,53 @@ def test_chunks_read_from_a_pinned_pool_have_the_one_format(split):
         mover.close()
     for one, other in zip(*held, strict=True):
         assert np.array_equal(one, other)
+
+
+@pytest.mark.parametrize(
+    ("split", "transfer"), [*CASES, ("heads over 4", "pinned"), ("heads over 8", "pinned"), ("one device", "pinned")]
+)
+def test_what_one_split_wrote_to_a_tier_another_one_reads(split, transfer):
+    """An entry has a chunk's bytes in the one format, replicated latents once: caches split over other devices take it
+    as their own (a latent of 576 and an index of 132 had 389,120 bytes on one rank and 196,608 on two)."""
+    layout = SPLIT if transfer == "pinned" else LAYOUT
+    first, chunking, units, caches = make(layout, "one device", transfer="staged", granule=32)
+    moves = some_moves(chunking, units, np.random.default_rng(4))
+    first.store(caches, StorePlan(moves, 0))[1].wait()
+    other, _, _, _ = make(layout, split, transfer=transfer, granule=32)
+    pools = [PoolBytes(mover, units) for mover in (first, other)]
+    for move in moves:
+        for ids in move.unit_ids:
+            entry = np.full(chunking.chunk_bytes[move.group_idx], 0xAB, np.uint8)
+            pools[0].copy_out(move.group_idx, ids, entry)
+            pools[1].copy_in(move.group_idx, ids, entry)
+        assert np.array_equal(*(mover.read_chunks(move.group_idx, move.unit_ids) for mover in (first, other)))
+    check = on_each_device(other, chunking, moves, split, layout)
+    for name, array in caches.items():
+        blocks = np.concatenate(
+            [
+                m.block_ids.ravel()
+                for m in moves
+                for one in chunking.layout.groups[m.group_idx].leaves
+                if one.name == name
+            ]
+        )
+        axis = len(stack(layout.leaves[name]))
+        assert np.array_equal(*(np.take(as_bytes(one), blocks, axis) for one in (array, check[name]))), name
+    first.close()
+    other.close()
+
+
+def on_each_device(mover, chunking, moves, split, layout):
+    """Caches of a split, into which all moves were loaded."""
+    shape, sharding_of = SPLITS[split]
+    mesh = mesh_of(*shape)
+    host = make_caches(layout, NUM_BLOCKS, seed=8)
+    caches = {
+        name: jax.device_put(np.asarray(host[name]), sharding_of(leaf, mesh)) for name, leaf in layout.leaves.items()
+    }
+    caches, transfer = mover.load(caches, LoadPlan(moves, 0))
+    transfer.wait()
+    return caches
 
 
 @pytest.mark.parametrize("transfer", ["direct", "staged"])

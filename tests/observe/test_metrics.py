@@ -12,7 +12,15 @@ from prometheus_client import CollectorRegistry, generate_latest
 
 from kvjax import Offloader
 from kvjax.observe.durations import BOUNDS_SECONDS, DurationCounts, Durations
-from kvjax.observe.metrics import METRICS, GroupMetric, HistogramMetric, Metric, metrics_table, register_metrics
+from kvjax.observe.metrics import (
+    METRICS,
+    GroupMetric,
+    HistogramMetric,
+    Metric,
+    TierMetric,
+    metrics_table,
+    register_metrics,
+)
 from kvjax.observe.stats_fields import StatsFields
 from tests.support.layouts import UNIFORM
 
@@ -30,6 +38,21 @@ class GroupStandIn:
     bytes_loaded: int = 6
     chunks_evicted: int = 7
     chunks_dropped: int = 8
+
+
+@dataclass(frozen=True)
+class TierStandIn:
+    name: str = "disk"
+    is_up: bool = True
+    bytes_written: int = 2
+    bytes_read: int = 3
+    missing_chunks: int = 4
+    bad_chunks: int = 5
+    dropped_chunks: int = 6
+    full_chunks: int = 7
+    errors: int = 8
+    waiting_chunks: int = 9
+    pending_bytes: int = 10
 
 
 def two_durations() -> DurationCounts:
@@ -59,7 +82,12 @@ class StandIn:
     most_staged_bytes: int = 24
     load_seconds: DurationCounts = field(default_factory=two_durations)
     store_seconds: DurationCounts = field(default_factory=DurationCounts)
+    promote_seconds: DurationCounts = field(default_factory=DurationCounts)
+    bytes_promoted: int = 27
+    requests_restored: int = 28
+    requests_recomputed: int = 29
     groups: tuple[GroupStandIn, ...] = (GroupStandIn(), GroupStandIn("local", bytes_stored=40))
+    tiers: tuple[TierStandIn, ...] = (TierStandIn(), TierStandIn("shared", is_up=False, bytes_read=30))
 
 
 class Source:
@@ -88,6 +116,9 @@ def test_every_metric_is_shown_with_the_value_of_its_field():
                 for group in StandIn().groups:
                     shown = registry.get_sample_value(metric.name, {"group": group.name})
                     assert shown == metric.read(group), metric.name
+            case TierMetric():
+                for tier in StandIn().tiers:
+                    assert registry.get_sample_value(metric.name, {"tier": tier.name}) == metric.read(tier), metric.name
             case HistogramMetric():
                 assert registry.get_sample_value(f"{metric.name}_count") == metric.read(StandIn()).num_durations
                 assert registry.get_sample_value(f"{metric.name}_sum") == metric.read(StandIn()).total_seconds
@@ -96,9 +127,11 @@ def test_every_metric_is_shown_with_the_value_of_its_field():
 def test_every_field_of_the_stats_is_read_by_one_metric():
     """Values of the stand-ins are distinct, so a metric that reads the field of another is found."""
     scalars = [metric.read(StandIn()) for metric in METRICS if isinstance(metric, Metric)]
-    assert sorted(scalars) == list(range(11, 27))
+    assert sorted(scalars) == list(range(11, 30))
     of_group = [metric.read(GroupStandIn()) for metric in METRICS if isinstance(metric, GroupMetric)]
     assert sorted(of_group) == list(range(1, 9))
+    of_tier = [metric.read(TierStandIn()) for metric in METRICS if isinstance(metric, TierMetric)]
+    assert sorted(of_tier) == list(range(1, 11))
 
 
 def test_names_say_their_units_and_counters_end_in_total():

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 from urllib.parse import quote
 
 import pytest
@@ -16,6 +17,7 @@ import redis
 BINARY = shutil.which("redis-server")
 NEEDS_REDIS = pytest.mark.skipif(BINARY is None, reason="redis-server is not installed")
 NEEDS_OPENSSL = pytest.mark.skipif(shutil.which("openssl") is None, reason="openssl is not installed")
+READY = "eady to accept connections"  # of ports, and of a socket
 _ATTEMPTS = 5  # another process may take the port that was free
 
 
@@ -48,13 +50,13 @@ class RedisServer:
             return f"redis+unix://{at}{self.socket_path}{options}"
         return f"redis{'s' if self.tls else ''}://{at}127.0.0.1:{self.port}/0{options}"
 
-    def client(self, **options: str) -> redis.Redis:
+    def client(self, **options: Any) -> redis.Redis:
         """A client of the test's own."""
         if self.unix:
             return redis.Redis(unix_socket_path=self.socket_path, **options)
         if self.tls:
-            return redis.Redis(port=self.port, ssl=True, ssl_ca_certs=str(self.folder / "ca.pem"), **options)
-        return redis.Redis(port=self.port, **options)
+            options |= {"ssl": True, "ssl_ca_certs": str(self.folder / "ca.pem")}
+        return redis.Redis(host="127.0.0.1", port=self.port, **options)
 
     def start(self) -> None:
         """Starts it, empty, where it was before; waits until it takes connections."""
@@ -64,7 +66,7 @@ class RedisServer:
                 [*self._command(port)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
             )
             said = list(self._says_until_ready())
-            if said and "Ready to accept connections" in said[-1]:
+            if said and READY in said[-1]:
                 self.port = port
                 return
             self.kill()
@@ -101,7 +103,7 @@ class RedisServer:
     def _says_until_ready(self) -> Iterator[str]:
         for line in self._process.stdout:  # type: ignore[union-attr]
             yield line.strip()
-            if "Ready to accept connections" in line:
+            if READY in line:
                 return
 
 

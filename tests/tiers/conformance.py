@@ -182,12 +182,14 @@ class TierConformance:
         put(tier, entries)
         guarded = [Guarded(one.name.num_bytes) for one in entries]
         futures = tier.get([one.name for one in entries], [one.buffer for one in guarded], deadline=later())
-        cancelled = [future.cancel() for future in reversed(futures)][::-1]
+        cancelled = []
+        for future, buffer in zip(reversed(futures), reversed(guarded), strict=True):
+            cancelled.insert(0, buffer.whole() if future.cancel() else None)
         assert get_all(tier, [one.name for one in entries]) == [one.frame for one in entries]
-        for one, future, buffer, gone in zip(entries, futures, guarded, cancelled, strict=True):
-            if gone:
+        for one, future, buffer, then in zip(entries, futures, guarded, cancelled, strict=True):
+            if then is not None:
                 assert future.cancelled()
-                assert buffer.untouched()
+                assert buffer.whole() == then
             else:
                 assert result(future) == len(one.frame)
                 assert buffer.read() == one.frame
@@ -291,6 +293,10 @@ class Guarded:
         outside = np.concatenate([self._memory[:GUARD_BYTES], self._memory[-GUARD_BYTES:]])
         assert (outside == GUARD).all(), "bytes outside the buffer were written"
         return bytes(self.buffer)
+
+    def whole(self) -> bytes:
+        """The buffer's bytes and those around it."""
+        return self._memory.tobytes()
 
     def untouched(self) -> bool:
         return bool((self._memory == GUARD).all())
