@@ -13,9 +13,14 @@ Run it from a checkout, with the extra `examples` installed (`plot` as well for 
     python examples/gemma_decode.py --cache-dtype bfloat16 --host-bytes 8MiB --plot run.png
     python examples/gemma_decode.py --host-bytes chunk --json
     python examples/gemma_decode.py --fused
+    python examples/gemma_decode.py --tier file:///var/cache/kvjax
 
 With `--fused`, blocks are restored and stored by the steps themselves, layer by layer (`kvjax.fused`), instead of
 between them.
+
+With `--tier`, chunks are also kept in levels below host memory, which outlive the process: a second run with the same
+options restores its conversations from there, from their first turn on. A run that was killed leaves what it had
+written by then. What is damaged is computed again: the tokens are compared as ever.
 
 The weights are random, from `--seed`: the answers mean nothing, but every one of them depends on the whole
 cache. The geometry of each layer is the real one of the preset; depth, width and vocabulary are scaled

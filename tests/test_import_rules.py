@@ -56,7 +56,12 @@ PURE_STDLIB = {
 PURE_STDLIB |= {"re", "reprlib", "struct", "typing", "weakref"}
 JAX_LIVES_IN = ["fused", "jobs", "memory", "mover", "offloader", "traced"]
 # Of the command line, only what times or looks at devices; `kvjax.cli.main` loads it when it is asked for.
-JAX_COMMANDS = ("kvjax.cli.bench_miss", "kvjax.cli.bench_moves", "kvjax.cli.doctor")
+JAX_COMMANDS = (
+    "kvjax.cli.bench_miss",
+    "kvjax.cli.bench_moves",
+    "kvjax.cli.bench_tiers_promote",
+    "kvjax.cli.doctor",
+)
 
 
 def imports(source: str) -> list[str]:

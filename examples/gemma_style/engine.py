@@ -24,7 +24,7 @@ class Turn:
         turn: counted from 1.
         prompt_tokens: all earlier tokens and the turn's text.
         device_tokens: prompt tokens found on the device.
-        restored_tokens: prompt tokens restored from the host.
+        restored_tokens: prompt tokens restored from the host, or from levels below it.
         recomputed_tokens: prompt tokens computed before and computed again.
         ttft_s: seconds to the first token.
         tokens: what was generated.
@@ -40,6 +40,11 @@ class Turn:
     ttft_s: float
     tokens: tuple[int, ...]
     logits: np.ndarray
+
+    @property
+    def request_id(self) -> str:
+        """How the turn is called."""
+        return f"{self.conversation}.{self.turn}"
 
 
 class Engine:

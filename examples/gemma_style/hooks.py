@@ -109,7 +109,7 @@ class NoOffload(PlainSteps):
 
 
 class Offload(PlainSteps):
-    """What the device loses is restored from host memory by kvjax.
+    """What the device loses is restored by kvjax, from host memory and the levels below it.
 
     Args:
         offloader: made for the engine's caches.
@@ -117,10 +117,14 @@ class Offload(PlainSteps):
 
     def __init__(self, offloader: kvjax.Offloader):
         self._offloader = offloader
+        self.sources: dict[str, str] = {}  # by request, the lowest level that its prefix came from
 
     def lookup(self, request_id: str, prompt: Sequence[int], device_tokens: int) -> int:
-        """The longest prefix that device and host hold together."""
-        return self._offloader.lookup(request_id, prompt, device_tokens=device_tokens).hit_tokens
+        """The longest prefix that the device and all levels below it hold together."""
+        found = self._offloader.lookup(request_id, prompt, device_tokens=device_tokens)
+        if found.hit_tokens > device_tokens:
+            self.sources[request_id] = "host" if found.decision is None else found.decision.chosen.source
+        return found.hit_tokens
 
     def restore(self, caches: Caches, request_id: str, tables: Tables) -> tuple[Caches, int]:
         """Loads from the host. Whatever a failed load did not bring is computed again."""
@@ -162,7 +166,7 @@ class FusedOffload(Offload):
         self._to_load: set[str] = set()
 
     def lookup(self, request_id: str, prompt: Sequence[int], device_tokens: int) -> int:
-        """The longest prefix that device and host hold together."""
+        """The longest prefix that the device and all levels below it hold together."""
         self._hits[request_id] = super().lookup(request_id, prompt, device_tokens)
         return self._hits[request_id]
 

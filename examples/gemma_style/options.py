@@ -37,6 +37,7 @@ class Options:
     blocks_per_chunk: int | dict[str, int] | str
     text: Path
     seed: int
+    tiers: tuple[str, ...]
     fused: bool
     json: bool
     plot: Path | None
@@ -55,6 +56,7 @@ def parse(arguments: Sequence[str]) -> Options:
         SystemExit: help was asked for.
     """
     given = vars(_parser().parse_args(arguments))
+    given["tiers"] = tuple(given.pop("tier"))
     if given["turns"] is None:
         given["turns"] = PRESETS[given["preset"]].turns
     options = Options(**given)
@@ -150,6 +152,9 @@ def _parser() -> argparse.ArgumentParser:
         metavar=f"auto | N | {FULL}=N,{LOCAL}=N", help="blocks that are stored together")  # fmt: skip
     add("--text", type=Path, default=SHIPPED_TEXT, metavar="FILE", help="text to talk about")
     add("--seed", type=_count(0), default=0, metavar="N", help="of the random weights")
+    add("--tier", action="append", default=[], metavar="URL",
+        help="a level below host memory, such as file:///var/cache/kvjax, from which conversations are restored after "
+        "a restart; may be given again, for one below that")  # fmt: skip
     add("--fused", action="store_true", help="restore and store blocks within the steps, layer by layer")
     add("--json", action="store_true", help="print one line of JSON instead of tables")
     add("--plot", type=Path, metavar="FILE.png", help="draw pool use and time to first token")

@@ -29,6 +29,8 @@ def as_json(outcome: Outcome) -> str:
         "recomputed_tokens": offload.total("recomputed_tokens"),
         "generated_tokens": sum(len(turn.tokens) for turn in offload.turns),
         "ttft_ms": {mode: outcome.served[mode].ttft_ms() for mode in (OFFLOAD, RECOMPUTE, UNLIMITED)},
+        "restored_from": restored_from(outcome),
+        "tiers": [_tier(tier) for tier in stats.tiers],
         "fused": outcome.options.fused,
         "bytes_stored": stats.bytes_stored,
         "bytes_loaded": stats.bytes_loaded,
@@ -38,6 +40,16 @@ def as_json(outcome: Outcome) -> str:
         "geometry": geometry(outcome),
     }
     return json.dumps(document, allow_nan=False)
+
+
+def restored_from(outcome: Outcome) -> dict[str, int]:
+    """Returns the restored tokens by the lowest level that those of their turn came from."""
+    tokens: dict[str, int] = {}
+    for turn in outcome.served[OFFLOAD].turns:
+        if turn.restored_tokens:
+            source = outcome.sources[turn.request_id]
+            tokens[source] = tokens.get(source, 0) + turn.restored_tokens
+    return tokens
 
 
 def geometry(outcome: Outcome) -> dict[str, Any]:
@@ -79,6 +91,8 @@ def print_tables(outcome: Outcome, console: Console) -> None:
     for table in (_groups(outcome), _turns(outcome), _totals(outcome), _samples(outcome)):
         console.print(table)
     stats = outcome.offload_stats
+    if stats.tiers:
+        console.print(_tiers(outcome))
     console.print(
         f"Stored {_mib(stats.bytes_stored)} and loaded {_mib(stats.bytes_loaded)} of a host budget of "
         f"{_mib(outcome.host_bytes)}; {stats.evicted_chunks} chunks evicted. "
@@ -110,6 +124,34 @@ def _mode(served: Served) -> dict[str, Any]:
         "tokens_digest": served.digest(),
         "seconds": round(served.seconds, 3),
     }
+
+
+def _tier(tier: kvjax.TierStats) -> dict[str, Any]:
+    names = (
+        *("name", "chunks_written", "bytes_written", "chunks_known", "chunks_read", "bytes_read"),
+        *("missing_chunks", "bad_chunks", "dropped_chunks", "full_chunks", "errors"),
+    )
+    return {name: getattr(tier, name) for name in names}
+
+
+def _tiers(outcome: Outcome) -> Table:
+    table = Table(title="Levels below the device", caption="tokens restored: by the lowest level that a turn needed")
+    for name in ("level", "tokens restored", "chunks read", "read", "written", "there before", "bad or lost"):
+        table.add_column(name, justify="left" if name == "level" else "right")
+    stats, tokens = outcome.offload_stats, restored_from(outcome)
+    chunks, read, written = stats.chunks_loaded, _mib(stats.bytes_loaded), _mib(stats.bytes_stored)
+    table.add_row("host", f"{tokens.get('host', 0):,}", f"{chunks:,}", read, written, "–", "–")
+    for tier in stats.tiers:
+        table.add_row(
+            Text(tier.name),
+            f"{tokens.get(tier.name, 0):,}",
+            f"{tier.chunks_read:,}",
+            _mib(tier.bytes_read),
+            _mib(tier.bytes_written),
+            f"{tier.chunks_known:,} chunks",
+            f"{tier.bad_chunks + tier.missing_chunks:,}",
+        )
+    return table
 
 
 def _groups(outcome: Outcome) -> Table:
@@ -155,7 +197,7 @@ def _turns(outcome: Outcome) -> Table:
     for offload, recompute, unlimited in zip(*modes, strict=True):
         counts = (offload.device_tokens, offload.restored_tokens, offload.recomputed_tokens)
         table.add_row(
-            f"{offload.conversation}.{offload.turn}",
+            offload.request_id,
             str(offload.prompt_tokens),
             *map(str, counts),
             f"{offload.ttft_s * 1000:.1f}",

@@ -74,6 +74,7 @@ class Outcome:
         host_bytes: budget in host memory.
         served: by mode.
         offload_stats: what the offloader did.
+        sources: by turn with restored tokens, the lowest level that they came from.
         seconds: wall time of everything, compiling included.
     """
 
@@ -83,6 +84,7 @@ class Outcome:
     host_bytes: int
     served: Mapping[str, Served]
     offload_stats: kvjax.Stats
+    sources: Mapping[str, str]
     seconds: float
 
     def tokens_identical(self) -> bool:
@@ -127,6 +129,7 @@ class Bench:
         self.host_bytes = self._one_chunk() if options.host_bytes == ONE_CHUNK else int(options.host_bytes)
         self.needed_blocks = self._blocks_of_one()
         self.small_pool = self._small_pool()
+        self.model = self._model()
         self.stepper = Stepper(self.shape, seed=options.seed, rows=options.rows, max_tokens=self.max_tokens)
 
     def num_blocks(self, mode: str) -> dict[str, int]:
@@ -134,6 +137,15 @@ class Bench:
         if mode == UNLIMITED:
             return {group: count * len(self.conversations) for group, count in self.needed_blocks.items()}
         return self.small_pool
+
+    def _model(self) -> str:
+        """Returns the model's name for lower tiers: whatever the bits of its caches depend on, as sums depend on their
+        order. Chunks of a run that differs in any of it are misses."""
+        options = self.options
+        return (
+            f"{options.preset} {options.layers}x{options.width}x{options.vocabulary} seed {options.seed} "
+            f"rows {options.rows} tokens {self.max_tokens} jax {jax.__version__} {jax.default_backend()}"
+        )
 
     def _one_chunk(self) -> int:
         """Returns the bytes of one chunk of the largest group, in whole units of the host pool."""
@@ -191,7 +203,6 @@ def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda _
     bench = Bench(options)
     served = {mode: Served(bench.num_blocks(mode)) for mode in MODES}
     engines = {mode: Engine(bench.stepper, served[mode].num_blocks, served[mode].note_use) for mode in MODES}
-    model = f"{options.preset} {options.layers}x{options.width}x{options.vocabulary} seed {options.seed}"
     with ExitStack() as closing:
         offloader = closing.enter_context(
             kvjax.Offloader(
@@ -199,7 +210,8 @@ def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda _
                 engines[OFFLOAD].caches,
                 host_bytes=bench.host_bytes,
                 blocks_per_chunk=options.blocks_per_chunk,
-                model=model,
+                model=bench.model,
+                tiers=options.tiers,
             )
         )
         no_offload = NoOffload(bench.stepper.attention)
@@ -218,6 +230,7 @@ def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda _
             served[mode].turns = bench.serve(engines[mode], hooks[mode], lambda turn, mode=mode: on_turn(mode, turn))
             offloader.wait()
             served[mode].seconds = time.perf_counter() - begun
+        offloader.flush()  # so that the counts are those of all that is kept
         stats = offloader.stats()
     return Outcome(
         options=options,
@@ -226,5 +239,6 @@ def run(options: Options, on_turn: Callable[[str, Turn | None], None] = lambda _
         host_bytes=bench.host_bytes,
         served=served,
         offload_stats=stats,
+        sources=offload.sources,
         seconds=time.perf_counter() - started,
     )

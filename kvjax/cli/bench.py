@@ -4,10 +4,10 @@ import argparse
 import json
 from typing import Any
 
-from kvjax.cli import bench_hit, bench_miss, bench_moves, bench_pool
+from kvjax.cli import bench_hit, bench_miss, bench_moves, bench_pool, bench_tiers
 from kvjax.cli.options import add_json
 
-_BENCHES = (bench_hit, bench_moves, bench_miss, bench_pool)
+_BENCHES = (bench_hit, bench_moves, bench_miss, bench_pool, bench_tiers)
 
 
 def add_parser(commands: Any) -> None:

@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NoReturn, TextIO
 
 import kvjax
-from kvjax.cli import bench, doctor, hit, plan, replay, workload
+from kvjax.cli import bench, doctor, hit, plan, replay, tier, workload
 
-_COMMANDS = (plan, hit, replay, workload, bench, doctor)
+_COMMANDS = (plan, hit, replay, workload, bench, tier, doctor)
 BAD_INPUT = 2
 UNWRITTEN = 1
 INTERRUPTED = 130

@@ -10,12 +10,16 @@ from rich.text import Text
 
 from kvjax.cli.render import human_bytes
 from kvjax.cli.render_bench_pool import pool_table
+from kvjax.cli.render_bench_tiers import print_tiers
 
 _WIDE = 120  # columns where standard output is no terminal, so that nothing is folded
 
 
 def print_bench(document: dict[str, Any]) -> None:
     """Prints the figures of a benchmark: a line of what was measured, and a table."""
+    if document["bench"] == "tiers":
+        print_tiers(document)
+        return
     title, table = {"hit": _hit, "moves": _moves, "miss": _miss, "pool": pool_table}[document["bench"]](document)
     console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
     console.print(Text(title))

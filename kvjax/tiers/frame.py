@@ -125,6 +125,26 @@ def read_header(frame: bytes | memoryview) -> Header:
     return Header(group_idx, group_name, chunk_idx, tokens, payload_bytes, namespace, key, checksum)
 
 
+def header_of(frame: bytes | memoryview, name: EntryName) -> Header:
+    """Returns the header of an entry, which says what the entry's name does.
+
+    Args:
+        frame: the entry's first `HEADER_BYTES` bytes, or more.
+        name: under which it was found.
+
+    Raises:
+        BadFrameError: it is no header of this version, not as it was written, or that of another entry.
+    """
+    header = read_header(frame)
+    if header.namespace != name.namespace:
+        raise BadFrameError("namespace")
+    if header.key != name.key or header.group_idx != key_group(name.key):
+        raise BadFrameError("key")
+    if entry_bytes(header.payload_bytes) != name.num_bytes:
+        raise BadFrameError("length")
+    return header
+
+
 def verify(frame: memoryview, name: EntryName) -> memoryview:
     """Returns the chunk's bytes of an entry that is, to the last byte, what its name says.
 
@@ -137,14 +157,8 @@ def verify(frame: memoryview, name: EntryName) -> memoryview:
     """
     if len(frame) != name.num_bytes:
         raise BadFrameError("length")
-    header = read_header(frame)
-    if header.namespace != name.namespace:
-        raise BadFrameError("namespace")
-    if header.key != name.key or header.group_idx != key_group(name.key):
-        raise BadFrameError("key")
+    header = header_of(frame, name)
     payload = frame[HEADER_BYTES:]
-    if header.payload_bytes != len(payload):
-        raise BadFrameError("length")
     if xxhash.xxh3_128_digest(payload) != header.checksum:
         raise BadFrameError("checksum")
     return payload

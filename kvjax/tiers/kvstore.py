@@ -15,6 +15,7 @@ from kvjax.tiers.store import Found, Store
 from kvjax.tiers.tier import (
     DEFAULT_PENDING_BYTES,
     DEFAULT_TIMEOUT_S,
+    Listed,
     Tier,
     TierError,
     TierTimeoutError,
@@ -108,9 +109,13 @@ class KVStoreTier(Tier):
 
     def list(self, namespace: bytes | None = None) -> Iterator[EntryName]:
         """See `Tier.list`. Whatever has the name of an entry is listed, whatever its bytes."""
+        return (listed.name for listed in self.survey(namespace))
+
+    def survey(self, namespace: bytes | None = None) -> Iterator[Listed]:
+        """See `Tier.survey`. It asks the store, not the books; of objects it tells no more than their names do."""
         for folder in self._folders(namespace):
             found = self._readers.ask(self._look, folder, timeout_s=self.timeout_s)
-            yield from (name for name, _, _ in found.entries)
+            yield from (Listed(*entry) for entry in found.entries)
 
     def usage(self) -> Usage:
         """See `Tier.usage`. Entries that are being written or deleted count by their bytes."""

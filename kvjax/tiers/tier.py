@@ -47,6 +47,21 @@ class Usage:
     max_bytes: int | None
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """An entry as a listing tells of it, without reading it.
+
+    Args:
+        name: of the entry.
+        num_bytes: that it has; `None` if the tier does not tell without being asked for each.
+        used_s: when it was last used, in seconds of a clock of the tier's own; `None` likewise.
+    """
+
+    name: EntryName
+    num_bytes: int | None = None
+    used_s: float | None = None
+
+
 class Tier(ABC):
     """Keeps entries, bytes by name, for as long as it likes: it may drop any of them at any time.
 
@@ -132,6 +147,14 @@ class Tier(ABC):
         Raises:
             TierError: the tier cannot be listed, or not to the end.
         """
+
+    def survey(self, namespace: bytes | None = None) -> Iterator[Listed]:
+        """Yields what `list` does, with what the tier tells of each entry at no further cost.
+
+        Raises:
+            TierError: as `list` does.
+        """
+        return map(Listed, self.list(namespace))
 
     @abstractmethod
     def usage(self) -> Usage:
