@@ -141,16 +141,21 @@ class Level:
         for namespace in list(self._hidden):
             self.hide(namespace)
 
-    def cleared(self, namespace: bytes, times: int, num_entries: int) -> None:
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Numbers of which one changes with whatever is done of what waits."""
+        counts = self.counts
+        done = counts.chunks_written, counts.chunks_known, counts.full, counts.errors, counts.cleared
+        return (*done, len(self.refs), len(self.frames), len(self.to_clear))
+
+    def cleared(self, namespace: bytes, times: int) -> None:
         """Notes that what was there of a namespace is deleted. If it was hidden once more since that began, it must be
         cleared again.
 
         Args:
             namespace: the first one of those to be cleared.
             times: how often it had been hidden when that began.
-            num_entries: how many were deleted.
         """
-        self.counts.cleared += num_entries
         if self.times_hidden(namespace) == times:
             self.to_clear.remove(namespace)
             self._hidden.pop(namespace, None)

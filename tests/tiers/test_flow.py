@@ -296,6 +296,31 @@ def test_what_is_evicted_goes_to_a_tier_that_is_written_back_and_comes_again():
     engine.offloader.close()
 
 
+def test_what_a_tier_has_is_neither_copied_nor_asked_for_again():
+    tier = MemoryTier()
+    engine = engine_with(tier, host_bytes=5000)
+    serve(engine, 0, np.arange(32))
+    engine.offloader.flush()
+    asked = []
+    exists = tier.exists
+    tier.exists = lambda names, **how: asked.append([name.text for name in names]) or exists(names, **how)
+    engine.offloader.flush()
+    assert asked == []
+    written = set(tier.entries)
+    for n in range(1, 8):
+        serve(engine, n, np.arange(32) + 1000 * n)
+    assert engine.offloader.stats().evicted_chunks > 0
+    engine.offloader.flush()
+    assert restored(engine, np.arange(32)) == 32  # promoted, and known to be there
+    looked_for = {text for texts in asked for text in texts}
+    asked.clear()
+    engine.offloader.flush()
+    assert asked == []
+    assert engine.offloader.stats().tiers[0].chunks_known == 0
+    assert written & looked_for  # by the lookup
+    engine.offloader.close()
+
+
 def test_a_tier_that_is_only_read_is_not_written(entries):
     before = dict(entries)
     engine = engine_with(MemoryTier(entries=entries, write="never"))
