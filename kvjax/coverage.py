@@ -78,8 +78,11 @@ def longest_hit(
     return hit_of(_request(chunking, num_tokens, present, device_tokens, resume_multiple), check_all(ranks, "ranks"))
 
 
-def hit_of(request: "Asked", ranks: Sequence[Restorable] = (), most: int | None = None) -> Hit:
-    """Returns the hit of a request, see `longest_hit`; what is beyond `most` is not restored from the host."""
+def hit_of(
+    request: "Asked", ranks: Sequence[Restorable] = (), most: int | None = None, *, with_limits: bool = True
+) -> Hit:
+    """Returns the hit of a request, see `longest_hit`; what is beyond `most` is not restored from the host.
+    `limited_by` is empty without `with_limits`, which takes most of the time where nothing is restored."""
     chunking = request.chunking
     hit = _hit_tokens(request, ranks, request.total - 1 if most is None else min(most, request.total - 1))
     return Hit(
@@ -88,7 +91,7 @@ def hit_of(request: "Asked", ranks: Sequence[Restorable] = (), most: int | None 
             group.name: _load_chunks(chunking, g, hit, request.device[g]) if group.is_cached else EMPTY
             for g, group in enumerate(chunking.layout.groups)
         },
-        limited_by=_limited_by(request, hit),
+        limited_by=_limited_by(request, hit) if with_limits else (),
     )
 
 

@@ -5,8 +5,6 @@ from collections import defaultdict
 
 import numpy as np
 
-_ALIGNED_TO = 4096
-
 
 class Buffers:
     """Hands out memory and takes it back. Thread-safe.
@@ -28,9 +26,7 @@ class Buffers:
             if free:
                 self._free_bytes -= num_bytes
                 return free.pop()
-        memory = np.empty(num_bytes + _ALIGNED_TO, np.uint8)
-        start = -memory.ctypes.data % _ALIGNED_TO
-        return memory[start : start + num_bytes]
+        return np.frombuffer(bytearray(num_bytes), np.uint8)
 
     def give(self, memory: np.ndarray) -> None:
         """Takes back what `take` returned; nobody may use it any more."""
@@ -41,5 +37,8 @@ class Buffers:
 
 
 def view_of(memory: np.ndarray) -> memoryview:
-    """Returns the bytes of memory that `Buffers` handed out."""
-    return memory.data.cast("B")
+    """Returns the bytes of memory that `Buffers` handed out: all of a `bytearray`, as TensorStore takes it without a
+    copy."""
+    whole = memory.data.obj if not isinstance(memory.base, memoryview) else memory.base.obj
+    assert isinstance(whole, bytearray), "it was handed out here"
+    return memoryview(whole)

@@ -26,7 +26,8 @@ class Fetch:
         self._abandoned = False
         self._under_way: list[Future[int]] = []
         self._why: str = ""
-        self._lock = threading.Lock()
+        self._num_landing = 0
+        self._changed = threading.Condition()
         self._ended = threading.Event()
         if not num_rows:
             self._ended.set()
@@ -50,37 +51,41 @@ class Fetch:
         return self._why
 
     def land(self, row: int, write: Callable[[], None]) -> bool:
-        """Puts a row where it belongs, unless it is too late.
+        """Puts a row where it belongs, unless it is too late. Several rows may be put in at a time.
 
         Args:
             row: that was read and verified.
-            write: copies it into the pool.
+            write: copies it into the pool, and is soon done.
 
         Returns:
             Whether it was written.
         """
-        with self._lock:
+        with self._changed:
             if self._abandoned or self._settled[row]:
                 return False
+            self._settled[row] = True
+            self._num_landing += 1
+        try:
             write()
             self._came[row] = True
-            self._settle(row)
-            return True
-
-    def waits_for(self, row: int) -> bool:
-        """Whether a row neither came nor failed."""
-        return not self._settled[row] and not self._abandoned
+        finally:
+            with self._changed:
+                self._num_landing -= 1
+                self._changed.notify_all()
+                self._count_down()
+        return True
 
     def fail(self, row: int, why: str) -> None:
         """Gives a row up."""
-        with self._lock:
+        with self._changed:
             if not self._abandoned and not self._settled[row]:
                 self._why = self._why or why
-                self._settle(row)
+                self._settled[row] = True
+                self._count_down()
 
     def watch(self, futures: Sequence[Future[int]]) -> None:
         """Takes in what a tier does for the fetch, to be cancelled when it is abandoned."""
-        with self._lock:
+        with self._changed:
             self._under_way = [future for future in self._under_way if not future.done()]
             self._under_way += futures
             abandoned = self._abandoned
@@ -93,18 +98,19 @@ class Fetch:
         return self._abandoned
 
     def abandon(self, why: str) -> None:
-        """Ends the fetch: what has not come will not."""
-        with self._lock:
+        """Ends the fetch: what has not come will not. What is being put into the pool this very moment is awaited."""
+        with self._changed:
             if not self._num_left or self._abandoned:
                 return
             self._abandoned = True
             self._why = self._why or why
+            while self._num_landing:
+                self._changed.wait()
             self._ended.set()
             under_way, self._under_way = self._under_way, []
         _cancel(under_way)
 
-    def _settle(self, row: int) -> None:
-        self._settled[row] = True
+    def _count_down(self) -> None:
         self._num_left -= 1
         if not self._num_left:
             self._ended.set()

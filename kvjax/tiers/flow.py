@@ -60,7 +60,7 @@ class Found:
     def hit(self, most: int | None = None) -> Hit:
         """Returns the hit of all levels, or the largest one of at most so many tokens."""
         limits = [limit for limit in (self.most, most) if limit is not None]
-        return hit_of(self.asked, self.ranks, min(limits, default=None))
+        return hit_of(self.asked, self.ranks, min(limits, default=None), with_limits=False)
 
 
 class TierFlow:
@@ -176,19 +176,10 @@ class TierFlow:
         Returns:
             The decision, and the hit to go for.
         """
-        hits = {"device": hit_of(found.asked, found.ranks, found.request.fallback), "host": found.hit(here)}
-        for level in self.levels[:-1]:
-            masks = {g: ChunksDownTo(mask, level.index) for g, mask in found.masks.items()}
-            looked = asked(
-                self._chunking,
-                found.request.num_tokens,
-                masks,
-                found.request.device_tokens,
-                self._ledger.resume_multiple,
-            )
-            hits[level.tier.name] = hit_of(looked, found.ranks, found.most)
-        for level in self.levels[-1:]:
-            hits[level.tier.name] = found.hit()
+        whole = found.hit()
+        hits = {"device": found.hit(found.request.fallback), "host": found.hit(here)}
+        for level in self.levels if whole.hit_tokens > here else ():
+            hits[level.tier.name] = whole if level is self.levels[-1] else self._hit_down_to(found, level)
         options: list[Option] = []
         ways: list[Hit] = []
         for source, hit in hits.items():
@@ -248,6 +239,13 @@ class TierFlow:
                 level.health.answered()
             found[left[np.asarray(there, bool)]] = level.index
         return found
+
+    def _hit_down_to(self, found: Found, level: Level) -> Hit:
+        """The hit without the tiers below one."""
+        request = found.request
+        masks = {g: ChunksDownTo(mask, level.index) for g, mask in found.masks.items()}
+        looked = asked(self._chunking, request.num_tokens, masks, request.device_tokens, self._ledger.resume_multiple)
+        return hit_of(looked, found.ranks, found.most, with_limits=False)
 
     def _option(self, source: str, hit: Hit, found: Found) -> Option:
         """What restoring a hit costs."""

@@ -8,7 +8,7 @@ from typing import TypeVar
 from kvjax.tiers.tier import TierTimeoutError
 
 # A tier that does not end its futures by their deadline is waited for so long, in seconds, and no longer.
-_GRACE_S = 1.0
+GRACE_S = 1.0
 
 T = TypeVar("T")
 
@@ -25,7 +25,7 @@ def result_of(future: Future[T], deadline: float) -> T:
         Exception: whatever the future raises.
     """
     try:
-        return future.result(max(0.0, deadline - time.monotonic()) + _GRACE_S)
+        return future.result(max(0.0, deadline - time.monotonic()) + GRACE_S)
     except (FutureTimeoutError, CancelledError):
         if future.done() and not future.cancelled():
             return future.result()  # it ended this very moment, or with an error of this type

@@ -4,8 +4,9 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
@@ -13,10 +14,10 @@ from kvjax.tiers import frame
 from kvjax.tiers.buffers import Buffers, view_of
 from kvjax.tiers.entries import EntryName
 from kvjax.tiers.fetch import Fetch
-from kvjax.tiers.futures import result_of
+from kvjax.tiers.futures import GRACE_S
 from kvjax.tiers.level import Level
 from kvjax.tiers.pool_bytes import PoolBytes
-from kvjax.tiers.tier import TierError
+from kvjax.tiers.tier import TierError, TierTimeoutError
 
 _THREADS_PER_TIER = 2
 _MOST_AT_A_TIME = 16
@@ -122,7 +123,7 @@ class Reader:
             except Exception as error:  # noqa: BLE001  # whatever a tier raises must not end the thread
                 self._failed(level, error)
             for row in part.rows:
-                if row not in part.landing and part.fetch.waits_for(row):
+                if row not in part.landing:
                     part.fetch.fail(row, f"{level.tier.name} could not be read")
 
     def _read(self, level: Level, part: Part) -> None:
@@ -133,66 +134,98 @@ class Reader:
         memories = [self._buffers.take(name.num_bytes) for name in part.names]
         futures = level.tier.get(part.names, [view_of(memory) for memory in memories], deadline=deadline)
         part.fetch.watch(futures)
-        num_bytes = num_failed = 0
+        outcomes = Outcomes(len(futures))
         for at, future in enumerate(futures):
-            if self._received(level, part, at, memories[at], future, deadline):
-                num_bytes += part.names[at].num_bytes
-            else:
-                num_failed += 1
-        with self._lock:
-            took = time.monotonic() - now
-            if not num_failed:
-                level.read_speed.add(num_bytes, took)
-            elif part.fetch.abandoned or took >= level.tier.timeout_s / 2:  # it would take at least so long
-                level.read_speed.add(sum(name.num_bytes for name in part.names), took)
+            future.add_done_callback(partial(self._received, part, at, memories[at], outcomes))
+        if not outcomes.wait(deadline - time.monotonic() + GRACE_S):
+            for future in futures:
+                future.cancel()
+        self._account(level, part, outcomes.all(), time.monotonic() - now)
+        for at, memory in enumerate(memories):  # what may still be written to, or lands later, nobody else gets
+            if futures[at].done() and part.rows[at] not in part.landing:
+                self._buffers.give(memory)
 
-    def _received(
-        self, level: Level, part: Part, at: int, memory: np.ndarray, future: Future[int], deadline: float
-    ) -> bool:
-        """Waits for one entry, verifies it and puts it into the pool."""
-        name, row, tier = part.names[at], part.rows[at], level.tier.name
+    def _received(self, part: Part, at: int, memory: np.ndarray, outcomes: "Outcomes", future: Future[int]) -> None:
+        """Verifies an entry and puts it into the pool, in the thread that read it, while its bytes are at hand."""
         try:
-            length = result_of(future, deadline)
-            if length != name.num_bytes:
+            if future.result() != len(memory):
                 raise frame.BadFrameError("length")
-            payload = frame.verify(view_of(memory), name)
-        except KeyError:
-            with self._lock:
-                level.health.answered()
-                level.counts.misses += 1
-            part.fetch.fail(row, f"{tier} lost an entry")
-        except frame.BadFrameError as error:
-            with self._lock:
-                level.found_bad(name, error.reason)
-            part.fetch.fail(row, f"{tier} had a bad entry ({error.reason})")
-            self._remove(level, name)
-        except Exception as error:  # noqa: BLE001  # whatever a tier raises is a miss
-            if not (part.fetch.abandoned and future.cancelled()):  # nobody wanted it any more
-                self._failed(level, error)
-            part.fetch.fail(row, f"{tier} failed: {error}" if isinstance(error, TierError) else f"{tier} failed")
-            if not future.done():
-                return False  # the memory may still be written to: nobody gets it any more
-        else:
-            with self._lock:
-                level.health.answered()
-                level.counts.chunks_read += 1
-                level.counts.bytes_read += len(payload)
-            if not self._bytes.any_thread:
+            frame.verify(view_of(memory), part.names[at])
+            data, row, g = memory[frame.HEADER_BYTES :], part.rows[at], part.names[at].group_idx
+            if self._bytes.any_thread:
+                part.fetch.land(row, lambda: self._bytes.copy_in(g, part.units[at], data))
+            else:
                 part.landing.add(row)
-                self._landed.append((part.fetch, row, name.group_idx, part.units[at], memory))
-                return True
-            data = memory[frame.HEADER_BYTES :]
-            part.fetch.land(row, lambda: self._bytes.copy_in(name.group_idx, part.units[at], data))
-            self._buffers.give(memory)
-            return True
-        self._buffers.give(memory)
-        return False
+                self._landed.append((part.fetch, row, g, part.units[at], memory))
+        except (Exception, CancelledError) as error:  # noqa: BLE001  # whatever a tier raises is a miss
+            outcomes.note(at, error)
+        else:
+            outcomes.note(at, None)
 
-    def _remove(self, level: Level, name: EntryName) -> None:
-        """Deletes a bad entry of a tier that is written to. Nobody waits: if it fails, it is found once more."""
-        if level.writes:
-            level.tier.delete([name], deadline=time.monotonic() + level.tier.timeout_s)
+    def _account(self, level: Level, part: Part, outcomes: list[BaseException | None], took_s: float) -> None:
+        """Counts what became of a part, and gives up the rows that did not come."""
+        good = [name.num_bytes for name, outcome in zip(part.names, outcomes, strict=True) if outcome is None]
+        tier, bad = level.tier.name, []
+        with self._lock:
+            if good:
+                level.health.answered()
+                level.counts.chunks_read += len(good)
+                level.counts.bytes_read += sum(good) - len(good) * frame.HEADER_BYTES
+            if len(good) == len(outcomes):
+                level.read_speed.add(sum(good), took_s)
+            elif part.fetch.abandoned or took_s >= level.tier.timeout_s / 2:  # it would take at least so long
+                level.read_speed.add(sum(name.num_bytes for name in part.names), took_s)
+            for name, row, outcome in zip(part.names, part.rows, outcomes, strict=True):
+                if isinstance(outcome, KeyError):
+                    level.health.answered()
+                    level.counts.misses += 1
+                    part.fetch.fail(row, f"{tier} lost an entry")
+                elif isinstance(outcome, frame.BadFrameError):
+                    level.found_bad(name, outcome.reason)
+                    part.fetch.fail(row, f"{tier} had a bad entry ({outcome.reason})")
+                    bad.append(name)
+                elif outcome is not None:
+                    if not (part.fetch.abandoned and isinstance(outcome, CancelledError)):  # nobody wanted it any more
+                        level.failed("reading", outcome)
+                    told = f": {outcome}" if isinstance(outcome, TierError) else ""
+                    part.fetch.fail(row, f"{tier} failed{told}")
+        self._remove(level, bad)
+
+    def _remove(self, level: Level, names: list[EntryName]) -> None:
+        """Deletes bad entries of a tier that is written to. Nobody waits: if it fails, they are found once more."""
+        if names and level.writes:
+            level.tier.delete(names, deadline=time.monotonic() + level.tier.timeout_s)
 
     def _failed(self, level: Level, error: BaseException) -> None:
         with self._lock:
             level.failed("reading", error)
+
+
+class Outcomes:
+    """What became of some entries: `None` of those that came, or why they did not.
+
+    Args:
+        num_entries: how many.
+    """
+
+    def __init__(self, num_entries: int):
+        self._outcomes: list[BaseException | None] = [TierTimeoutError("no answer by the deadline")] * num_entries
+        self._num_left = num_entries
+        self._changed = threading.Condition()
+
+    def note(self, at: int, outcome: BaseException | None) -> None:
+        """Notes one."""
+        with self._changed:
+            self._outcomes[at] = outcome
+            self._num_left -= 1
+            self._changed.notify_all()
+
+    def wait(self, timeout_s: float) -> bool:
+        """Waits until all were noted, or for so long, and tells whether they were."""
+        with self._changed:
+            return self._changed.wait_for(lambda: not self._num_left, max(0.0, timeout_s))
+
+    def all(self) -> list[BaseException | None]:
+        """Returns all outcomes as they are now."""
+        with self._changed:
+            return list(self._outcomes)

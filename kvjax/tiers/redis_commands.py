@@ -12,7 +12,7 @@ from kvjax.tiers.tier import TierError, TierFullError, TierUnavailableError
 
 KEYS_PER_SEND = 1024
 _SCAN_KEYS = 1000
-_SCAN_BYTES = 16 * 2**20
+_SCAN_BYTES = 2 * 2**20
 # What servers say; any other word may be made up, and is not repeated.
 _KNOWN_CODES = frozenset(
     {
@@ -121,13 +121,17 @@ def _get_entry(wire: Wire, name: EntryName, buffer: memoryview, answer: Answer[i
             wire.skip(read_bytes)
         num_bytes, errors = read_bytes, []
     there = wire.reply()
-    errors += [reply for reply in (stored_bytes, there) if isinstance(reply, ServerError)]
+    for reply in (stored_bytes, there):
+        if isinstance(reply, ServerError):
+            errors.append(reply)
+        else:
+            _count(reply)
     if any(error.code != "WRONGTYPE" for error in errors):
         answer.fail(refusal(errors[0]))
     elif not there:
         answer.fail(KeyError(name.text))
     elif not errors and num_bytes == len(buffer):
-        answer.give(max(num_bytes, _count(stored_bytes)))
+        answer.give(max(num_bytes, stored_bytes))
     else:
         answer.give(num_bytes)  # if the entry changed between the commands, what was read is what counts
 
@@ -139,7 +143,7 @@ def find_entries(wire: Wire, names: Sequence[EntryName]) -> np.ndarray:
         part = names[low : low + KEYS_PER_SEND]
         wire.send([b"EXISTS", name.text.encode()] for name in part)
         for at in range(low, low + len(part)):
-            found[at] = _count(wire.reply()) > 0
+            found[at] = _count(wire.reply(), at_most=1)
     return found
 
 
@@ -147,8 +151,9 @@ def delete_entries(wire: Wire, names: Sequence[EntryName]) -> int:
     """Deletes entries, and returns how many were there."""
     num_deleted = 0
     for low in range(0, len(names), KEYS_PER_SEND):
-        wire.send([[b"UNLINK", *(name.text.encode() for name in names[low : low + KEYS_PER_SEND])]])
-        num_deleted += _count(wire.reply())
+        part = names[low : low + KEYS_PER_SEND]
+        wire.send([[b"UNLINK", *(name.text.encode() for name in part)]])
+        num_deleted += _count(wire.reply(), at_most=len(part))
     return num_deleted
 
 
@@ -199,9 +204,9 @@ def _fitting(
     return fitting
 
 
-def _count(reply: Reply) -> int:
+def _count(reply: Reply, at_most: int | None = None) -> int:
     number = _checked(reply)
-    if not isinstance(number, int) or number < 0:
+    if not isinstance(number, int) or number < 0 or (at_most is not None and number > at_most):
         raise NonsenseError
     return number
 

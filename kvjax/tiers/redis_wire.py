@@ -110,6 +110,8 @@ class Wire:
         """A reply, and what it leaves of `left` bytes."""
         line = self._line()
         left -= len(line) + 2
+        if left < 0:
+            raise NonsenseError
         kind, rest = line[:1], line[1:]
         if kind == b"+":
             return rest, left
@@ -124,7 +126,7 @@ class Wire:
             self.receive(memoryview(text))
             return bytes(text), left - len(text) - 2
         count = _integer(rest)
-        if kind != b"*" or not deeper or not 0 <= count <= left // 4:
+        if kind != b"*" or not deeper or count < 0:
             raise NonsenseError
         values = []
         for _ in range(count):

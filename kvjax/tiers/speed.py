@@ -23,8 +23,8 @@ class Speed:
         self._weight = self._x = self._y = self._xx = self._xy = 0.0
 
     def add(self, amount: float, seconds: float) -> None:
-        """Adds a measurement: how long some bytes or tokens took, all in all. None of nothing is taken in."""
-        if amount <= 0 or not 0 <= seconds < math.inf:
+        """Adds a measurement: how long some bytes or tokens took, all in all. Less than one is not taken in."""
+        if amount < 1 or not 0 <= seconds < math.inf:
             return
         if self._clock() - self._at > _OLDEST_S:
             self._weight = self._x = self._y = self._xx = self._xy = 0.0

@@ -113,8 +113,8 @@ class Tier(ABC):
 
         Returns:
             For each entry a future: true if it was written, false if it was there. It raises `TierFullError`, or
-            another `TierError`, and then nothing under that name can be read that was not there before, but that
-            after a deadline or a lost connection the entry may turn up, whole.
+            another `TierError`, and then nothing under that name can be read but what was there before, or the whole
+            entry, where only the answer was lost or came too late.
         """
 
     @abstractmethod

@@ -7,7 +7,7 @@ from contextlib import contextmanager, suppress
 
 Speak = Callable[[socket.socket, threading.Event], None]
 # What a tier says first; before that, the redis package shakes hands.
-_COMMANDS = (b"SET", b"STRLEN", b"EXISTS", b"UNLINK", b"SCAN", b"INFO")
+_COMMANDS = tuple(b"\r\n%s\r\n" % name for name in (b"SET", b"STRLEN", b"EXISTS", b"UNLINK", b"SCAN", b"INFO"))
 
 
 @contextmanager
@@ -54,12 +54,11 @@ def hangs_up(connection: socket.socket, ended: threading.Event) -> None:
     """Closes every connection at once."""
 
 
-def says_at_once(data: bytes) -> Speak:
-    """Says something to whoever connects, then nothing."""
+def says_at_once(data: bytes, then: bytes = b"") -> Speak:
+    """Says something to whoever connects, then the rest again and again, or nothing."""
 
     def speak(connection: socket.socket, ended: threading.Event) -> None:
-        connection.sendall(data)
-        ended.wait()
+        _say(connection, ended, data, then)
 
     return speak
 
@@ -79,11 +78,8 @@ def answers(data: bytes, then: bytes = b"") -> Speak:
     """
 
     def speak(connection: socket.socket, ended: threading.Event) -> None:
-        _shake_hands(connection)
-        connection.sendall(data)
-        while then and not ended.is_set():
-            connection.sendall(then)
-        ended.wait()
+        shake_hands(connection)
+        _say(connection, ended, data, then)
 
     return speak
 
@@ -92,7 +88,7 @@ def drips(data: bytes) -> Speak:
     """Shakes hands, and answers the first command with one byte now and then, without an end."""
 
     def speak(connection: socket.socket, ended: threading.Event) -> None:
-        _shake_hands(connection)
+        shake_hands(connection)
         connection.sendall(data)
         while not ended.wait(0.01):
             connection.sendall(b"x")
@@ -100,8 +96,17 @@ def drips(data: bytes) -> Speak:
     return speak
 
 
-def _shake_hands(connection: socket.socket) -> None:
-    while not any(command in (said := connection.recv(65536)) for command in _COMMANDS):
-        if not said:
-            raise OSError("the other side hung up")
+def shake_hands(connection: socket.socket) -> None:
+    """Answers all that comes before the first command, and reads that."""
+    while said := connection.recv(65536):
+        if any(command in said for command in _COMMANDS):
+            return
         connection.sendall(b"-ERR unknown command\r\n" if b"SETINFO" in said else b"+OK\r\n")
+    raise OSError("the other side hung up")
+
+
+def _say(connection: socket.socket, ended: threading.Event, data: bytes, then: bytes) -> None:
+    connection.sendall(data)
+    while then and not ended.is_set():
+        connection.sendall(then)
+    ended.wait()

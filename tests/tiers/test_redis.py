@@ -9,7 +9,7 @@ import pytest
 
 from kvjax.tiers import TierError, TierFullError, TierUnavailableError
 from kvjax.tiers.redis import open_redis
-from tests.support.entries import LONG_S, entry, later, name_of
+from tests.support.entries import LONG_S, Entry, entry, later, name_of
 from tests.support.redis_server import NEEDS_OPENSSL, NEEDS_REDIS, redis_server
 from tests.tiers.conformance import Guarded, TierConformance, delete, exists, get, get_all, put, result
 
@@ -108,6 +108,13 @@ def test_entries_are_texts_under_their_names(tier, client):
     assert client.keys() == [one.name.text.encode()]
     assert client.get(one.name.text) == one.frame
     assert client.ttl(one.name.text) == -1
+
+
+def test_an_entry_that_is_there_is_not_written_again(tier, client):
+    one = entry(1)
+    put(tier, [one])
+    assert put(tier, [Entry(one.name, entry(2).frame)]) == [False]
+    assert client.get(one.name.text) == one.frame
 
 
 def test_a_time_to_live_begins_anew_with_each_use(server, client):

@@ -1,6 +1,7 @@
 """A Redis server that is down, dies, hangs, or says anything: misses, never a hang, never a secret told."""
 
 import logging
+import threading
 import time
 import traceback
 import tracemalloc
@@ -127,19 +128,30 @@ def test_what_waits_for_a_frozen_server_can_be_cancelled(server):
     tier.close()
 
 
-@NEEDS_REDIS
-def test_a_get_under_way_can_be_cancelled_until_its_bytes_come(server):
-    tier = open_redis(server.url("connections=1"))
-    put(tier, [ONE, entry(2)])
-    server.freeze()
-    guarded = [Guarded(ONE.name.num_bytes), Guarded(entry(2).name.num_bytes)]
-    futures = tier.get([ONE.name, entry(2).name], [one.buffer for one in guarded], deadline=later())
-    assert futures[0].cancel()
-    server.thaw()
-    assert result(futures[1]) == entry(2).name.num_bytes
-    assert guarded[1].read() == entry(2).frame
-    assert guarded[0].untouched()
-    tier.close()
+def test_a_get_under_way_can_be_cancelled_until_its_bytes_come():
+    asked, may_answer = threading.Event(), threading.Event()
+    entries = [ONE, entry(2)]
+
+    def speak(connection, ended):
+        hostile.shake_hands(connection)
+        asked.set()
+        may_answer.wait()
+        for one in entries:
+            connection.sendall(b":%d\r\n$%d\r\n%s\r\n:1\r\n" % (len(one.frame), len(one.frame), one.frame))
+        ended.wait()
+
+    with hostile_server(speak) as port:
+        tier = open_redis(f"redis://127.0.0.1:{port}")
+        guarded = [Guarded(one.name.num_bytes) for one in entries]
+        names, buffers = [one.name for one in entries], [one.buffer for one in guarded]
+        futures = tier.get(names, buffers, deadline=later())
+        assert asked.wait(LONG_S)
+        assert futures[0].cancel()
+        may_answer.set()
+        assert result(futures[1]) == entries[1].name.num_bytes
+        assert guarded[1].read() == entries[1].frame
+        assert guarded[0].untouched()
+        tier.close()
 
 
 @NEEDS_REDIS
@@ -153,6 +165,7 @@ def test_a_tier_closes_in_time_though_the_server_hangs(server):
     )
     more, guarded = start_all(tier, later())
     tier.close()
+    assert all(future.done() for future in [*futures, *more])
     assert all(isinstance(error, TierError) for error in errors_of([*futures, *more]))
     assert guarded.untouched()
     server.thaw()
@@ -227,6 +240,19 @@ def test_a_server_that_repeats_what_it_is_told_makes_nothing_known(caplog, speak
     assert SECRET not in caplog.text
 
 
+@pytest.mark.parametrize("start", [b"-", b":5\r\n-", b":5\r\n$1\r\nx\r\n-"])
+def test_errors_of_commands_are_not_repeated(start):
+    with hostile_server(hostile.answers(start + f"{SECRET} {SECRET}\r\n".encode())) as port:
+        tier = open_redis(f"redis://127.0.0.1:{port}?timeout_s={SOON_S}")
+        guarded = Guarded(ONE.name.num_bytes)
+        (future,) = tier.get([ONE.name], [guarded.buffer], deadline=time.monotonic() + SOON_S)
+        assert SECRET not in told(future.exception(LONG_S))
+        with pytest.raises(TierError) as caught:
+            tier.usage()
+        assert SECRET not in told(caught.value)
+        tier.close()
+
+
 def test_nobody_there_makes_nothing_known():
     tier = open_redis(f"redis://{SECRET}:{SECRET}@127.0.0.1:{free_port()}")
     futures, _ = start_all(tier, later())
@@ -242,6 +268,7 @@ HOSTILE = {
     "hangs up": hostile.hangs_up,
     "greets with garbage": hostile.says_at_once(bytes(range(256)) * 4096),
     "greets with HTTP": hostile.says_at_once(b"HTTP/1.1 400 Bad Request\r\n\r\n"),
+    "greets without an end": hostile.says_at_once(b"+", X),
     "greets with lists in lists": hostile.says_at_once(b"*1\r\n" * 12_000),
     "greets with a huge list": hostile.says_at_once(b"*999999999999\r\n" + b":1\r\n" * 100_000),
     "answers with garbage": hostile.answers(bytes(range(256)) * 64),
@@ -253,7 +280,7 @@ HOSTILE = {
     "claims a huge list": hostile.answers(b"*9999999999\r\n", b":1\r\n" * 4096),
     "nests lists": hostile.answers(b"", b"*1\r\n" * 4096),
     "ends no line": hostile.answers(b"+", X),
-    "ends a chunk wrongly": hostile.answers(b":100128\r\n$5\r\nabcdefgh\r\n", b""),
+    "ends a chunk wrongly": hostile.answers(b":100128\r\n$5\r\nabcdefgh\r\n:1\r\n"),
     "drips": hostile.drips(b":100128\r\n$100128\r\n"),
     "answers an integer with a text": hostile.answers(b"$1\r\nx\r\n" * 100),
 }
@@ -281,6 +308,19 @@ def test_whatever_a_server_says_is_a_miss_in_time_and_in_little_memory(speak, op
         tracemalloc.stop()
         assert peak_bytes < 8 * 2**20
         guarded.read()
+        tier.close()
+
+
+@pytest.mark.parametrize(
+    "said",
+    ["greets without an end", "claims a huge text", "claims a huge list", "nests lists", "ends no line"],
+)
+def test_a_reply_without_an_end_is_given_up_without_waiting_for_the_deadline(said):
+    with hostile_server(HOSTILE[said]) as port:
+        tier = open_redis(f"redis://127.0.0.1:{port}?timeout_s={LONG_S}")
+        for call in (tier.usage, lambda: list(tier.list())):
+            with pytest.raises(TierUnavailableError):
+                call()
         tier.close()
 
 
