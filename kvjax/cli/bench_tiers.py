@@ -77,8 +77,8 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
             raise ValueError(f"`--chunk-bytes` must be at most `--bytes`, {total}, got {chunk_bytes}")
     try:
         check_available(_COPIES * total)
-    except MemoryError as error:
-        raise ValueError(f"`--bytes` is too much for this machine: {error}") from None
+    except MemoryError:
+        raise ValueError(f"`--bytes` takes {human_bytes(_COPIES * total)} of memory, more than is available") from None
     rows: list[dict[str, Any]] = []
     promotions: list[dict[str, Any]] = []
     prompts: list[dict[str, Any]] = []

@@ -85,7 +85,7 @@ def test_an_example_that_fails_is_a_problem_not_an_error(tmp_path: Path, monkeyp
         (("--chunk-bytes", "1001"), "multiples of 4"),
         (("--chunk-bytes", "x"), "must be digits"),
         (("--bytes", "1000TiB"), "`--bytes` must be below"),
-        (("--bytes", "100TiB"), "`--bytes` is too much for this machine"),
+        (("--bytes", "100TiB"), "`--bytes` takes 400 TiB of memory, more than is available"),
         (("--tier", "file:///x?max_bytes=0"), "`max_bytes` must be a positive int"),
         (("--tier", "{folder}?max_bytes=100KiB"), "must have room for"),
         (("--tier", "{folder}?write=never"), "must be a folder"),

@@ -15,6 +15,7 @@ from kvjax.tiers.entries import MOST_ENTRY_BYTES, EntryName
 from kvjax.tiers.frame import HEADER_BYTES, write_header
 from tests.cli.command import document, kvjax, refusal
 from tests.support.entries import NAMESPACE, OTHER_NAMESPACE, Entry, entry, later
+from tests.support.redis_server import NEEDS_REDIS, free_port, redis_server
 
 READ_ONLY = ("usage", "inspect", "verify")
 
@@ -329,3 +330,24 @@ def test_a_tier_that_is_down_is_one_line(action: str, monkeypatch: pytest.Monkey
     line = refusal("tier", action, "s3://bucket/x/?endpoint=http://127.0.0.1:1&timeout_s=1")
     assert "s3://bucket/x/ cannot be reached" in line
     assert "secret-of-mine" not in line
+
+
+@NEEDS_REDIS
+def test_a_redis_server_is_looked_at_like_a_folder_and_its_password_is_not_told():
+    good, bad = entry(1), entry(2, namespace=OTHER_NAMESPACE)
+    with redis_server(config=["--requirepass", "secret-of-mine"]) as server:
+        url = server.url(credentials=":secret-of-mine")
+        with server.client(password="secret-of-mine") as client:
+            client.set(good.name.text, good.frame)
+            client.set(bad.name.text, spoilt(bad.frame, "cut"))
+            client.set("theirs", "x")
+            ran = [kvjax("tier", action, url) for action in ("usage", "inspect", "verify")]
+            assert [one.code for one in ran] == [0, 0, 1]
+            assert document("tier", "gc", url, "--dry-run")["num_left"] == 2
+            assert kvjax("tier", "verify", url, "--delete").code == 1
+            assert document("tier", "verify", url)["num_good"] == 1
+            ran.append(kvjax("tier", "clear", url, "--yes"))
+            assert client.keys() == [b"theirs"]
+    ran.append(kvjax("tier", "usage", f"redis://:secret-of-mine@127.0.0.1:{free_port()}/0?timeout_s=1"))
+    assert (ran[-1].code, ran[-1].out) == (2, "")
+    assert "secret" not in repr(ran)
