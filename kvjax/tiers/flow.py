@@ -151,6 +151,8 @@ class TierFlow:
         """Looks for the chunks of a request in the pool and all tiers, where the hit may need them."""
         with self._lock:
             hidden = [level.is_hidden(request.namespace) for level in self.levels]
+            for level in self.levels:
+                level.note_used(request.namespace)
             self._writer.wake()
         levels = [level for level, is_hidden in zip(self.levels, hidden, strict=True) if not is_hidden]
         deadline = time.monotonic() + _ASKED_FOR_S

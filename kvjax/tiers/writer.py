@@ -15,6 +15,7 @@ from kvjax.tiers.entries import EntryName
 from kvjax.tiers.futures import GRACE_S, result_of
 from kvjax.tiers.level import Frame, Level, Outgoing
 from kvjax.tiers.pool_bytes import PoolBytes
+from kvjax.tiers.tier import TierFullError
 
 _MOST_AT_A_TIME = 32
 _MOST_BYTES_AT_A_TIME = 32 * 2**20
@@ -123,6 +124,14 @@ class Writer:
                 level.hide_all()
             else:
                 level.hide(namespace)
+            # What waits was computed before, and would be written after the others were deleted.
+            frames = list(level.frames)
+            level.frames.clear()
+            for item in frames:
+                if namespace is None or item.name.namespace == namespace:
+                    self._release(level, item)
+                else:
+                    level.frames.append(item)
         self._changed.notify_all()
 
     def wake(self) -> None:
@@ -319,6 +328,9 @@ class Writer:
     def _put(self, level: Level, batch: list[Outgoing], deadline: float) -> None:
         started = time.monotonic()
         frames = [self._finished(item) for item in batch]
+        with self._changed:
+            for namespace in {item.name.namespace for item in batch}:
+                level.note_used(namespace)
         futures = level.tier.put([item.name for item in batch], frames, deadline=deadline)
         good: dict[bool, list[Outgoing]] = {True: [], False: []}
         num_bytes = num_failed = 0
@@ -329,6 +341,8 @@ class Writer:
             except Exception as error:  # noqa: BLE001  # whatever a tier raises is a failure to write
                 num_failed += 1
                 with self._changed:
+                    if not isinstance(error, TierFullError):
+                        level.may_turn_up(item.name)
                     level.failed("writing", error)
                     if not future.done() and item.frame is not None:
                         item.frame.users += 1  # it may still be read: nobody gets the memory any more
@@ -382,10 +396,11 @@ class Writer:
 
     def _clear(self, level: Level, namespace: bytes, times: int) -> None:
         """Deletes what a tier has of a namespace, which was hidden so many times."""
-        names: list[EntryName] = []
+        with self._changed:
+            names = list(level.uncertain.get(namespace, ()))
         for name in level.tier.list(namespace):
             names.append(name)
-            if len(names) == _DELETED_AT_A_TIME:
+            if len(names) >= _DELETED_AT_A_TIME:
                 self._delete(level, names)
                 names = []
         self._delete(level, names)
