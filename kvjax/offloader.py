@@ -241,6 +241,7 @@ class Offloader:
                     skip=skip,
                 )
             request = self.ledger.request(request_id)
+            self._flow.use(request)
             if not self._flow.has_choice(request, found, restore):
                 return found
         return self._promoter.chosen(request_id, request, found, ranks=ranks, restore=restore, wait_s=wait)

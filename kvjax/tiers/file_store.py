@@ -79,6 +79,15 @@ class FileStore(Store):
         except KeyError:
             return False
 
+    def use(self, name: EntryName) -> None:
+        """See `Store.use`: it is the time of the file."""
+        with contextlib.suppress(OSError):
+            file = self._open(name.text)
+            try:
+                self._note_use(file, os.fstat(file))
+            finally:
+                os.close(file)
+
     def delete(self, name: EntryName) -> bool:
         """See `Store.delete`."""
         folder, _, leaf = name.text.rpartition("/")
@@ -158,10 +167,13 @@ class FileStore(Store):
             if not moved:
                 return done  # somebody cut the file
             done += moved
+        self._note_use(file, info)
+        return info.st_size
+
+    def _note_use(self, file: int, info: os.stat_result) -> None:
         if self._writable and info.st_mtime < time.time() - REFRESH_S:
             with contextlib.suppress(OSError):  # the order of use is worth no failure
                 os.utime(file)
-        return info.st_size
 
     def _read_slowly(self, file: int, to: memoryview, at: int, future: Handover) -> int:
         spare = getattr(self._spare, "buffer", None)

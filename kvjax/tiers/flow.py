@@ -94,6 +94,11 @@ class TierFlow:
         """Takes in a change of the pool."""
         self._writer.note(change)
 
+    def use(self, request: Request) -> None:
+        """Takes in that a request was looked up: what its hit needs is used."""
+        if self.levels and request.pins is not None:
+            self._writer.use(request.pins.slots)
+
     def capture(self) -> None:
         """Copies what was evicted, before anything is written in its place."""
         self._writer.capture()
@@ -238,7 +243,9 @@ class TierFlow:
             try:
                 there = result_of(level.tier.exists([names[place] for place in left.tolist()], deadline=until), until)
                 found[left[np.asarray(there, bool)]] = level.index
-            except Exception as error:  # noqa: BLE001  # whatever a tier raises or returns, it has nothing
+            except KeyboardInterrupt:
+                raise
+            except BaseException as error:  # noqa: BLE001  # whatever a tier raises or returns, it has nothing
                 with self._lock:
                     level.failed("looking", error)
                 continue

@@ -34,6 +34,17 @@ class Keeper:
         with self._changed:
             return [name in self._budget for name in names]
 
+    def use(self, names: Sequence[EntryName]) -> list[bool]:
+        """Uses entries; tells of each whether the books have it."""
+        with self._changed:
+            held = [name in self._budget for name in names]
+            for name in names:
+                self._budget.use(name)
+        for name, is_held in zip(names, held, strict=True):
+            if is_held and self._tidy:
+                self._store.use(name)
+        return held
+
     def usage(self) -> Usage:
         """Returns what the books have. Entries that are being written or deleted count by their bytes."""
         with self._changed:

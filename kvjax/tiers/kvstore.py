@@ -103,6 +103,10 @@ class KVStoreTier(Tier):
             future.set_exception(error)
         return future
 
+    def touch(self, names: Sequence[EntryName], *, deadline: float) -> Future[np.ndarray]:
+        """See `Tier.touch`: the entries are the last ones to be evicted."""
+        return self._writers.call(self._touch, [(tuple(names),)], deadline=deadline)[0]
+
     def delete(self, names: Sequence[EntryName], *, deadline: float) -> Future[int]:
         """See `Tier.delete`."""
         return self._writers.call(self._keeper.delete, [(tuple(names), deadline)], deadline=deadline)[0]
@@ -162,6 +166,10 @@ class KVStoreTier(Tier):
         if not self._first_scan.succeeded:
             reason = self._first_scan.failure
             raise TierUnavailableError(str(reason) if reason else f"{self.name} is still being looked through")
+
+    def _touch(self, names: Sequence[EntryName], _: Handover) -> np.ndarray:
+        self._refuse_unless_ready()
+        return np.array(self._keeper.use(names), bool)
 
     def _put(self, name: EntryName, frame: memoryview, deadline: float, future: Handover[bool]) -> bool:
         if self.write == "never":

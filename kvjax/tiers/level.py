@@ -18,6 +18,8 @@ _MOST_LOGGED = 20
 # Namespaces that are remembered at most, and, for each, entries that may turn up.
 _MOST_USED = 2**17
 _MOST_UNCERTAIN = 2**12
+# Chunks that are used in the host pool, of which a level is to be told; others are told of when they are used again.
+_MOST_USES = 2**16
 
 
 @dataclass(slots=True)
@@ -103,9 +105,11 @@ class Level:
         self.write_speed = Speed()
         self.counts = Counts()
         self.refs: deque[tuple[int, int]] = deque()  # slots and epochs of chunks to be written
+        self.uses: deque[tuple[int, int]] = deque(maxlen=_MOST_USES)  # slots and epochs of chunks that were used
         self.frames: deque[Outgoing] = deque()  # copies of chunks that left the pool
         self.pending_bytes = 0  # of frames
-        self.num_writing = 0  # in the writer's hands
+        self.num_writing = 0  # 1 while the writer does something
+        self.in_hand: list[Outgoing] = []  # what it is writing
         self.to_clear: deque[bytes] = deque()  # namespaces whose entries are to be deleted
         # By namespace, entries of which it is not known whether they were written: they may still turn up.
         self.uncertain: dict[bytes, set[EntryName]] = {}

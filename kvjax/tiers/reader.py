@@ -140,7 +140,7 @@ class Reader:
                 part = waiting.popleft()
             try:
                 self._read(level, part)
-            except Exception as error:  # noqa: BLE001  # whatever a tier raises must not end the thread
+            except BaseException as error:  # noqa: BLE001  # whatever a tier raises must not end the thread
                 self._failed(level, error)
             for row in part.rows:
                 if row not in part.landing:
@@ -161,12 +161,11 @@ class Reader:
             for future in futures:
                 future.cancel()
         self._account(level, part, outcomes.all())
-        for at, memory in enumerate(memories):  # what may still be written to, or lands later, nobody else gets
-            if futures[at].done() and part.rows[at] not in part.landing:
-                self._buffers.give(memory)
 
     def _received(self, part: Part, at: int, memory: np.ndarray, outcomes: "Outcomes", future: Future[int]) -> None:
-        """Verifies an entry and puts it into the pool, in the thread that read it, while its bytes are at hand."""
+        """Verifies an entry and puts it into the pool, in the thread that read it, while its bytes are at hand. Only then
+        may others have the memory: if the future never ends, nobody does."""
+        lands_later = False
         try:
             if future.result() != len(memory):
                 raise frame.BadFrameError("length")
@@ -176,11 +175,14 @@ class Reader:
                 part.fetch.land(row, lambda: self._bytes.copy_in(g, part.units[at], data))
             else:
                 part.landing.add(row)
+                lands_later = True
                 self._landed.append((part.fetch, row, g, part.units[at], memory))
-        except (Exception, CancelledError) as error:  # noqa: BLE001  # whatever a tier raises is a miss
+        except BaseException as error:  # noqa: BLE001  # whatever a tier raises is a miss
             outcomes.note(at, error)
         else:
             outcomes.note(at, None)
+        if not lands_later:
+            self._buffers.give(memory)
 
     def _account(self, level: Level, part: Part, outcomes: list[BaseException | None]) -> None:
         """Counts what became of a part, and gives up the rows that did not come."""

@@ -68,6 +68,9 @@ class Store(ABC):
     def delete(self, name: EntryName) -> bool:
         """Deletes an entry, and returns whether there was one; true, too, if the store does not tell."""
 
+    def use(self, name: EntryName) -> None:  # noqa: B027  # most stores keep no such thing
+        """Notes with an entry that it is used, if the store keeps when that was. Whatever fails, nothing is raised."""
+
     @abstractmethod
     def folders(self, namespace: bytes | None = None) -> Iterator[str]:
         """Yields the parts in which a store can be looked through, of one namespace or of all."""

@@ -168,6 +168,11 @@ class Tier(ABC):
     def close(self) -> None:
         """Ends what is under way, after `timeout_s` at the latest. A second call does nothing."""
 
+    def touch(self, names: Sequence[EntryName], *, deadline: float) -> Future[np.ndarray]:
+        """Says that chunks are in use, though they are read from a level above: where the tier has an order of
+        eviction, their entries are used. Returns the same as `exists`."""
+        return self.exists(names, deadline=deadline)
+
     def sweep(self) -> int:
         """Removes what interrupted writers left behind, as far as the tier can tell, and returns how many such things
         there were."""

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -22,6 +23,9 @@ _MOST_BYTES_AT_A_TIME = 32 * 2**20
 _DELETED_AT_A_TIME = 512
 # How long, in seconds, who flushes sleeps between two looks at most.
 _LOOKS_S = 0.05
+# A chunk that is used in the pool all the time is touched in its tiers this often, in seconds.
+_TOUCHED_AGAIN_S = 300.0
+_TOUCHED_AT_A_TIME = 512
 # Chunks wait for a level by their slots; when there are so many more of them than slots, most are gone.
 _MOST_REFS_PER_SLOT = 4
 _FEW_SLOTS = 1024
@@ -58,6 +62,7 @@ class Writer:
         self._buffers = buffers
         self._sizes = [frame.entry_bytes(size or 0) for size in chunking.chunk_bytes]
         self._where = np.zeros(pool.num_slots, np.uint8)  # by slot, the bits of the tiers that have its chunk
+        self._touched_at = np.full(pool.num_slots, -np.inf)  # by slot, when its chunk was last used in the tiers
         self._evicted: list[tuple[Outgoing, int]] = []  # not copied yet, with the bits of the tiers that lack them
         self._changed = threading.Condition(lock)
         self._stopped = False
@@ -74,6 +79,7 @@ class Writer:
         """Takes in that chunks became resident, or that they leave the pool; it asks the pool of their slots only."""
         if change.kind == "stored":
             self._where[change.slots] = 0
+            self._touched_at[change.slots] = time.monotonic()
             self._want(change.slots, [level for level in self._levels if level.tier.write == "through"])
         elif change.reason == "evicted":
             self._note_evicted(change.slots)
@@ -81,6 +87,18 @@ class Writer:
     def came_from(self, slots: np.ndarray, levels: np.ndarray) -> None:
         """Notes from which tiers resident chunks came."""
         self._where[slots] |= np.left_shift(np.uint8(1), levels.astype(np.uint8))
+
+    def use(self, slots: np.ndarray) -> None:
+        """Takes in that chunks are used in the pool: what tiers have of them must not become old there, and may be gone
+        behind our back."""
+        now = time.monotonic()
+        due = slots[(now - self._touched_at[slots] > _TOUCHED_AGAIN_S) & (self._where[slots] > 0)]
+        if len(due):
+            self._touched_at[due] = now
+            pairs = list(zip(due.tolist(), self._pool.epochs(due).tolist(), strict=True))
+            for level in self._levels:
+                level.uses.extend(pairs)
+            self._changed.notify_all()
 
     def capture(self) -> None:
         """Copies chunks that were evicted and not written yet, before anything is written to their units."""
@@ -100,11 +118,11 @@ class Writer:
         self._changed.notify_all()
 
     def want_all(self) -> None:
-        """All that is in the pool is to be written to every tier that is written to and lacks it."""
+        """All that is in the pool is to be written to every tier that is written to and lacks it: what a tier had may
+        be gone."""
         slots = self._pool.resident_slots()
-        for level in self._levels:
-            if level.writes:
-                self._want(slots[(self._where[slots] & level.bit) == 0], [level])
+        self._where[slots] = 0
+        self._want(slots, [level for level in self._levels if level.writes])
 
     def read_ahead(self) -> None:
         """Where threads may not touch the pool, copies some of the chunks that are to be written."""
@@ -273,27 +291,33 @@ class Writer:
                     self._changed.wait(level.health.pause_s or None)
                 if self._stopped:
                     return
-                namespace = level.to_clear[0] if level.to_clear else None
-                times = level.times_hidden(namespace)
-                batch = [] if namespace is not None else self._take(level)
+                work = self._next_work(level)
                 level.num_writing += 1
             try:
-                if namespace is not None:
-                    self._clear(level, namespace, times)
-                else:
-                    self._write(level, batch)
-            except Exception as error:  # noqa: BLE001  # whatever a tier raises must not end the thread
+                work()
+            except BaseException as error:  # noqa: BLE001  # whatever a tier raises must not end the thread
                 with self._changed:
-                    level.failed("clearing" if namespace is not None else "writing", error)
+                    level.failed("writing", error)
             with self._changed:
-                for item in batch:
+                for item in level.in_hand:
                     self._release(level, item)
+                level.in_hand = []
                 level.num_writing -= 1
                 self._changed.notify_all()
 
+    def _next_work(self, level: Level) -> Callable[[], None]:
+        if level.to_clear:
+            namespace = level.to_clear[0]
+            return partial(self._clear, level, namespace, level.times_hidden(namespace))
+        level.in_hand = self._take(level)
+        if level.in_hand or not level.uses:
+            return partial(self._write, level, level.in_hand)
+        pairs = [level.uses.popleft() for _ in range(min(_TOUCHED_AT_A_TIME, len(level.uses)))]
+        return partial(self._touch, level, *np.array(pairs, np.int64).T)
+
     def _has_work(self, level: Level) -> bool:
         refs = level.refs and self._bytes.any_thread
-        return bool(level.health.is_up and (level.to_clear or level.frames or refs))
+        return bool(level.health.is_up and (level.to_clear or level.frames or refs or level.uses))
 
     def _take(self, level: Level) -> list[Outgoing]:
         """Some distinct chunks to write: first those that left the pool."""
@@ -313,17 +337,35 @@ class Writer:
         return list(batch.values())
 
     def _write(self, level: Level, batch: list[Outgoing]) -> None:
-        started = time.monotonic()
-        deadline = started + level.tier.timeout_s
-        batch = self._with_bytes(batch)
         if not batch:
             return
+        deadline = time.monotonic() + level.tier.timeout_s
         there = result_of(level.tier.exists([item.name for item in batch], deadline=deadline), deadline)
         known = [item for item, is_there in zip(batch, there, strict=True) if is_there]
         new = [item for item, is_there in zip(batch, there, strict=True) if not is_there]
         self._written(level, known, new=False)
+        new = self._with_bytes(new)
         if new:
             self._put(level, new, deadline)
+
+    def _touch(self, level: Level, slots: np.ndarray, epochs: np.ndarray) -> None:
+        """Uses the entries of chunks that a tier has; those that it has lost are written again."""
+        with self._changed:
+            good = self._pool.still_held(slots, epochs) & ((self._where[slots] & level.bit) > 0)
+            items = self._outgoing(slots[good])
+        if not items:
+            return
+        deadline = time.monotonic() + level.tier.timeout_s
+        there = result_of(level.tier.touch([item.name for item in items], deadline=deadline), deadline)
+        with self._changed:
+            level.health.answered()
+            lost = [item for item, is_there in zip(items, there, strict=True) if not is_there]
+            if lost:
+                slots, epochs = np.array([(item.slot, item.epoch) for item in lost], np.int64).T
+                slots = slots[self._pool.still_held(slots, epochs)]
+                self._where[slots] &= ~level.bit
+                if level.tier.write == "through":
+                    self._want(slots, [level])
 
     def _put(self, level: Level, batch: list[Outgoing], deadline: float) -> None:
         started = time.monotonic()

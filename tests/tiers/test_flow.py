@@ -297,28 +297,83 @@ def test_what_is_evicted_goes_to_a_tier_that_is_written_back_and_comes_again():
     engine.offloader.close()
 
 
-def test_what_a_tier_has_is_neither_copied_nor_asked_for_again():
+def test_what_a_tier_has_is_not_written_again_though_it_leaves_the_pool_again_and_again():
     tier = MemoryTier()
     engine = engine_with(tier, host_bytes=5000)
-    serve(engine, 0, np.arange(32))
+    prompts = [np.arange(32) + 1000 * n for n in range(6)]
+    for n, prompt in enumerate(prompts):
+        serve(engine, n, prompt)
     engine.offloader.flush()
-    asked = []
-    exists = tier.exists
-    tier.exists = lambda names, **how: asked.append([name.text for name in names]) or exists(names, **how)
-    engine.offloader.flush()
+    asked, exists = [], tier.exists
+    tier.exists = lambda names, **how: (_of_writer() and asked.extend(names), exists(names, **how))[1]
+    evicted, before = engine.offloader.stats().evicted_chunks, dict(tier.entries)
+    for _ in range(2):
+        assert [restored(engine, prompt) for prompt in prompts] == [32] * 6  # promoted, and evicted by the next ones
+    assert engine.offloader.stats().evicted_chunks > evicted
+    while not engine.offloader._flow.levels[0].idle:
+        engine.offloader.poll()
     assert asked == []
-    written = set(tier.entries)
-    for n in range(1, 8):
-        serve(engine, n, np.arange(32) + 1000 * n)
-    assert engine.offloader.stats().evicted_chunks > 0
+    assert tier.entries == before
+    engine.offloader.close()
+
+
+def test_what_a_tier_lost_is_written_again_by_a_flush():
+    tier = MemoryTier()
+    engine = engine_with(tier)
+    serve(engine, "first", PROMPT)
+    assert engine.offloader.flush()
+    before = dict(tier.entries)
+    tier.entries.clear()
+    assert engine.offloader.flush()
+    assert tier.entries == before
+    engine.offloader.close()
+
+
+def test_what_the_pool_uses_all_the_time_does_not_become_old_in_a_tier():
+    """A prompt that never left the pool was never read from the tier, which evicted it first: a restart lost it."""
+    tier = MemoryTier(max_bytes=20_000)
+    touched, touch = [], tier.touch
+
+    def told(names, **how):
+        touched.extend(names)
+        for name in names:
+            if name.text in tier.entries:
+                tier.entries.move_to_end(name.text)
+        return touch(names, **how)
+
+    tier.touch = told
+    engine = engine_with(tier, host_bytes=5000)
+    serve(engine, "hot", PROMPT)
     engine.offloader.flush()
-    assert restored(engine, np.arange(32)) == 32  # promoted, and known to be there
-    looked_for = {text for texts in asked for text in texts}
-    asked.clear()
+    writer = engine.offloader._flow._writer
+    for n in range(1, 40):
+        serve(engine, n, PROMPT + 1000 * n)
+        engine.offloader.flush()
+        writer._touched_at[:] = -np.inf  # as if minutes had passed
+        assert restored(engine, PROMPT) == 32
+        while engine.offloader._flow.levels[0].uses:
+            engine.offloader.poll()
+    assert touched
+    engine.offloader.close(flush=False)
+    again = engine_with(MemoryTier(entries=tier.entries))
+    assert restored(again, PROMPT) == 32
+    assert restored(again, PROMPT + 1000) == 0
+    again.offloader.close()
+
+
+def test_what_a_tier_lost_is_written_again_when_it_is_used():
+    tier = MemoryTier()
+    engine = engine_with(tier)
+    serve(engine, "first", PROMPT)
     engine.offloader.flush()
-    assert asked == []
-    assert engine.offloader.stats().tiers[0].chunks_known == 0
-    assert written & looked_for  # by the lookup
+    before = dict(tier.entries)
+    tier.entries.clear()
+    engine.offloader._flow._writer._touched_at[:] = -np.inf  # as if minutes had passed
+    assert restored(engine, PROMPT) == 32
+    while engine.offloader._flow.levels[0].uses or not engine.offloader._flow.levels[0].idle:
+        engine.offloader.poll()
+    assert tier.entries
+    assert tier.entries.items() <= before.items()
     engine.offloader.close()
 
 
