@@ -151,6 +151,8 @@ class TierFlow:
         """Looks for the chunks of a request in the pool and all tiers, where the hit may need them."""
         with self._lock:
             hidden = [level.is_hidden(request.namespace) for level in self.levels]
+            for level in self.levels:
+                level.note_used(request.namespace)
             self._writer.wake()
         levels = [level for level, is_hidden in zip(self.levels, hidden, strict=True) if not is_hidden]
         deadline = time.monotonic() + _ASKED_FOR_S
@@ -208,17 +210,21 @@ class TierFlow:
             return
         self._closed = True
         threads = [*self._reader.stop(), *self._writer.stop()]
-        for level in self.levels:
-            try:
-                level.tier.close()
-            except Exception as error:  # noqa: BLE001  # whatever a tier raises, the others are closed
-                with self._lock:
-                    level.failed("closing", error)
+        closers = [threading.Thread(target=self._close, args=(level,), daemon=True) for level in self.levels]
+        for closer in closers:
+            closer.start()
         until = time.monotonic() + timeout_s
-        for thread in threads:
+        for thread in (*closers, *threads):
             thread.join(max(0.0, until - time.monotonic()))
 
     # --- parts ----------------------------------------------------------------------------------------
+
+    def _close(self, level: Level) -> None:
+        try:
+            level.tier.close()
+        except Exception as error:  # noqa: BLE001  # whatever a tier raises, the others are closed
+            with self._lock:
+                level.failed("closing", error)
 
     def _ask(self, levels: Sequence[Level], names: list[EntryName], deadline: float) -> np.ndarray:
         """For each entry the number of the first tier that has it."""
@@ -231,13 +237,13 @@ class TierFlow:
             until = min(deadline, now + level.tier.timeout_s)
             try:
                 there = result_of(level.tier.exists([names[place] for place in left.tolist()], deadline=until), until)
-            except Exception as error:  # noqa: BLE001  # whatever a tier raises, it has nothing
+                found[left[np.asarray(there, bool)]] = level.index
+            except Exception as error:  # noqa: BLE001  # whatever a tier raises or returns, it has nothing
                 with self._lock:
                     level.failed("looking", error)
                 continue
             with self._lock:
                 level.health.answered()
-            found[left[np.asarray(there, bool)]] = level.index
         return found
 
     def _hit_down_to(self, found: Found, level: Level) -> Hit:

@@ -15,6 +15,9 @@ _log = logging.getLogger(__name__)
 
 # A fault of these kinds is worth a line in the log each time, at most so many times.
 _MOST_LOGGED = 20
+# Namespaces that are remembered at most, and, for each, entries that may turn up.
+_MOST_USED = 2**17
+_MOST_UNCERTAIN = 2**12
 
 
 @dataclass(slots=True)
@@ -104,6 +107,9 @@ class Level:
         self.pending_bytes = 0  # of frames
         self.num_writing = 0  # in the writer's hands
         self.to_clear: deque[bytes] = deque()  # namespaces whose entries are to be deleted
+        # By namespace, entries of which it is not known whether they were written: they may still turn up.
+        self.uncertain: dict[bytes, set[EntryName]] = {}
+        self._used: dict[bytes, None] = {}  # namespaces that were asked for or written, the last one at the end
         self._hidden: dict[bytes, int] = {}  # namespaces whose entries count as absent, with how often they were hidden
         self._cleared: set[bytes] | None = None  # if all were invalidated: those that were cleared since
         self._num_logged = 0
@@ -124,6 +130,19 @@ class Level:
             self.hide(namespace)
         return namespace in self._hidden
 
+    def note_used(self, namespace: bytes) -> None:
+        """Notes that entries of a namespace are asked for or written."""
+        self._used.pop(namespace, None)
+        self._used[namespace] = None
+        if len(self._used) > _MOST_USED:
+            del self._used[next(iter(self._used))]
+
+    def may_turn_up(self, name: EntryName) -> None:
+        """Notes that an entry may have been written, or may be yet."""
+        names = self.uncertain.setdefault(name.namespace, set())
+        if len(names) < _MOST_UNCERTAIN:
+            names.add(name)
+
     def times_hidden(self, namespace: bytes | None) -> int:
         """Returns how often a namespace was hidden since it was last cleared."""
         return 0 if namespace is None else self._hidden.get(namespace, 0)
@@ -136,24 +155,31 @@ class Level:
             self.to_clear.append(namespace)
 
     def hide_all(self) -> None:
-        """Likewise for all namespaces, each from when it is first asked for."""
+        """Likewise for all namespaces: those that were used here at once, others from when they are first asked for."""
         self._cleared = set()
-        for namespace in list(self._hidden):
+        for namespace in self._used | dict.fromkeys(self._hidden):
             self.hide(namespace)
 
-    def cleared(self, namespace: bytes, times: int, num_entries: int) -> None:
+    @property
+    def progress(self) -> tuple[int, ...]:
+        """Numbers of which one changes with whatever is done of what waits."""
+        counts = self.counts
+        done = counts.chunks_written, counts.chunks_known, counts.full, counts.errors, counts.cleared
+        return (*done, len(self.refs), len(self.frames), len(self.to_clear))
+
+    def cleared(self, namespace: bytes, times: int) -> None:
         """Notes that what was there of a namespace is deleted. If it was hidden once more since that began, it must be
-        cleared again.
+        cleared again; if an entry of it may still turn up, it stays hidden.
 
         Args:
             namespace: the first one of those to be cleared.
             times: how often it had been hidden when that began.
-            num_entries: how many were deleted.
         """
-        self.counts.cleared += num_entries
-        if self.times_hidden(namespace) == times:
-            self.to_clear.remove(namespace)
-            self._hidden.pop(namespace, None)
+        if self.times_hidden(namespace) != times:
+            return
+        self.to_clear.remove(namespace)
+        if namespace not in self.uncertain:
+            del self._hidden[namespace]
             if self._cleared is not None:
                 self._cleared.add(namespace)
 

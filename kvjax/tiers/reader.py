@@ -28,6 +28,23 @@ OnFailure = Callable[[Level, BaseException], None]
 
 
 @dataclass(slots=True, eq=False)
+class Run:
+    """All that a fetch wants of one tier.
+
+    Args:
+        started_at: by the monotonic clock, in seconds.
+        num_left: rows that neither came nor failed.
+        num_bytes: of all its entries.
+        good: whether none has failed.
+    """
+
+    started_at: float
+    num_left: int
+    num_bytes: int
+    good: bool = True
+
+
+@dataclass(slots=True, eq=False)
 class Part:
     """Some rows of a fetch that come from one tier.
 
@@ -36,6 +53,7 @@ class Part:
         rows: of it.
         names: parallel to `rows`: of the entries.
         units: parallel to `rows`: where they go, `(units_per_chunk,)` each.
+        run: of which it is a part.
         landing: rows that came and are put into the pool by others.
     """
 
@@ -43,6 +61,7 @@ class Part:
     rows: list[int]
     names: list[EntryName]
     units: list[np.ndarray] = field(repr=False)
+    run: Run | None = None
     landing: set[int] = field(default_factory=set)
 
 
@@ -77,13 +96,14 @@ class Reader:
     def read(self, level: Level, part: Part) -> None:
         """Begins to read rows of a fetch from a tier."""
         pieces = []
+        run = Run(time.monotonic(), len(part.rows), sum(name.num_bytes for name in part.names))
         most_bytes = min(_MOST_BYTES_AT_A_TIME, level.tier.max_pending_bytes // _THREADS_PER_TIER)
         start = num_bytes = 0
         for stop, name in enumerate(part.names, 1):
             num_bytes += name.num_bytes
             if stop - start == _MOST_AT_A_TIME or num_bytes >= most_bytes or stop == len(part.names):
                 rows = slice(start, stop)
-                pieces.append(Part(part.fetch, part.rows[rows], part.names[rows], part.units[rows]))
+                pieces.append(Part(part.fetch, part.rows[rows], part.names[rows], part.units[rows], run))
                 start, num_bytes = stop, 0
         with self._changed:
             self._waiting[level.index].extend(pieces)
@@ -140,7 +160,7 @@ class Reader:
         if not outcomes.wait(deadline - time.monotonic() + GRACE_S):
             for future in futures:
                 future.cancel()
-        self._account(level, part, outcomes.all(), time.monotonic() - now)
+        self._account(level, part, outcomes.all())
         for at, memory in enumerate(memories):  # what may still be written to, or lands later, nobody else gets
             if futures[at].done() and part.rows[at] not in part.landing:
                 self._buffers.give(memory)
@@ -162,7 +182,7 @@ class Reader:
         else:
             outcomes.note(at, None)
 
-    def _account(self, level: Level, part: Part, outcomes: list[BaseException | None], took_s: float) -> None:
+    def _account(self, level: Level, part: Part, outcomes: list[BaseException | None]) -> None:
         """Counts what became of a part, and gives up the rows that did not come."""
         good = [name.num_bytes for name, outcome in zip(part.names, outcomes, strict=True) if outcome is None]
         tier, bad = level.tier.name, []
@@ -171,10 +191,7 @@ class Reader:
                 level.health.answered()
                 level.counts.chunks_read += len(good)
                 level.counts.bytes_read += sum(good) - len(good) * frame.HEADER_BYTES
-            if len(good) == len(outcomes):
-                level.read_speed.add(sum(good), took_s)
-            elif part.fetch.abandoned or took_s >= level.tier.timeout_s / 2:  # it would take at least so long
-                level.read_speed.add(sum(name.num_bytes for name in part.names), took_s)
+            _measure(level, part, len(good) == len(outcomes))
             for name, row, outcome in zip(part.names, part.rows, outcomes, strict=True):
                 if isinstance(outcome, KeyError):
                     level.health.answered()
@@ -199,6 +216,18 @@ class Reader:
     def _failed(self, level: Level, error: BaseException) -> None:
         with self._lock:
             level.failed("reading", error)
+
+
+def _measure(level: Level, part: Part, good: bool) -> None:
+    """Takes in how long all that a fetch wants of a tier took, once the last part of it has ended. One that was given
+    up, or failed late, would have taken at least so long."""
+    run = part.run
+    assert run is not None, "it was begun by `Reader.read`"
+    run.num_left -= len(part.rows)
+    run.good = run.good and good
+    took_s = time.monotonic() - run.started_at
+    if not run.num_left and (run.good or part.fetch.abandoned or took_s >= level.tier.timeout_s / 2):
+        level.read_speed.add(run.num_bytes, took_s)
 
 
 class Outcomes:

@@ -12,13 +12,16 @@ from kvjax.pool import Change, ChunkPool
 from kvjax.tiers import frame
 from kvjax.tiers.buffers import Buffers, view_of
 from kvjax.tiers.entries import EntryName
-from kvjax.tiers.futures import result_of
+from kvjax.tiers.futures import GRACE_S, result_of
 from kvjax.tiers.level import Frame, Level, Outgoing
 from kvjax.tiers.pool_bytes import PoolBytes
+from kvjax.tiers.tier import TierFullError
 
 _MOST_AT_A_TIME = 32
 _MOST_BYTES_AT_A_TIME = 32 * 2**20
 _DELETED_AT_A_TIME = 512
+# How long, in seconds, who flushes sleeps between two looks at most.
+_LOOKS_S = 0.05
 # Chunks wait for a level by their slots; when there are so many more of them than slots, most are gone.
 _MOST_REFS_PER_SLOT = 4
 _FEW_SLOTS = 1024
@@ -121,6 +124,14 @@ class Writer:
                 level.hide_all()
             else:
                 level.hide(namespace)
+            # What waits was computed before, and would be written after the others were deleted.
+            frames = list(level.frames)
+            level.frames.clear()
+            for item in frames:
+                if namespace is None or item.name.namespace == namespace:
+                    self._release(level, item)
+                else:
+                    level.frames.append(item)
         self._changed.notify_all()
 
     def wake(self) -> None:
@@ -128,7 +139,8 @@ class Writer:
         self._changed.notify_all()
 
     def flush(self, until: float | None, step: Callable[[], None]) -> bool:
-        """Waits until nothing waits any more that a tier which is up could take; the lock is free meanwhile.
+        """Waits until nothing waits any more that a tier which is up could take; the lock is free meanwhile. A tier
+        that does nothing for long is given up.
 
         Args:
             until: by the monotonic clock; `None` for as long as it takes.
@@ -139,16 +151,20 @@ class Writer:
         """
         good = True
         for level in self._levels:
+            progress, since = level.progress, time.monotonic()
             while not level.idle:
                 step()
-                if not level.health.is_up and not level.num_writing:
+                now = time.monotonic()
+                if level.progress != progress:
+                    progress, since = level.progress, now
+                hangs = now - since > 2 * level.tier.timeout_s + GRACE_S
+                if hangs or (not level.health.is_up and not level.num_writing):
                     good = False
                     self._drop(level)
                     break
-                left = None if until is None else until - time.monotonic()
-                if left is not None and left <= 0:
+                if until is not None and now >= until:
                     return False
-                self._changed.wait(0.05 if left is None else min(0.05, left))
+                self._changed.wait(_LOOKS_S if until is None else min(_LOOKS_S, until - now))
         return good
 
     def stop(self) -> list[threading.Thread]:
@@ -312,6 +328,9 @@ class Writer:
     def _put(self, level: Level, batch: list[Outgoing], deadline: float) -> None:
         started = time.monotonic()
         frames = [self._finished(item) for item in batch]
+        with self._changed:
+            for namespace in {item.name.namespace for item in batch}:
+                level.note_used(namespace)
         futures = level.tier.put([item.name for item in batch], frames, deadline=deadline)
         good: dict[bool, list[Outgoing]] = {True: [], False: []}
         num_bytes = num_failed = 0
@@ -322,6 +341,8 @@ class Writer:
             except Exception as error:  # noqa: BLE001  # whatever a tier raises is a failure to write
                 num_failed += 1
                 with self._changed:
+                    if not isinstance(error, TierFullError):
+                        level.may_turn_up(item.name)
                     level.failed("writing", error)
                     if not future.done() and item.frame is not None:
                         item.frame.users += 1  # it may still be read: nobody gets the memory any more
@@ -375,18 +396,21 @@ class Writer:
 
     def _clear(self, level: Level, namespace: bytes, times: int) -> None:
         """Deletes what a tier has of a namespace, which was hidden so many times."""
-        num_entries = 0
-        names: list[EntryName] = []
+        with self._changed:
+            names = list(level.uncertain.get(namespace, ()))
         for name in level.tier.list(namespace):
             names.append(name)
-            if len(names) == _DELETED_AT_A_TIME:
-                num_entries += self._delete(level, names)
+            if len(names) >= _DELETED_AT_A_TIME:
+                self._delete(level, names)
                 names = []
-        num_entries += self._delete(level, names)
+        self._delete(level, names)
         with self._changed:
             level.health.answered()
-            level.cleared(namespace, times, num_entries)
+            level.cleared(namespace, times)
 
-    def _delete(self, level: Level, names: list[EntryName]) -> int:
+    def _delete(self, level: Level, names: list[EntryName]) -> None:
         deadline = time.monotonic() + level.tier.timeout_s
-        return result_of(level.tier.delete(names, deadline=deadline), deadline) if names else 0
+        if names:
+            num_deleted = result_of(level.tier.delete(names, deadline=deadline), deadline)
+            with self._changed:
+                level.counts.cleared += num_deleted

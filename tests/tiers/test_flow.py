@@ -1,5 +1,6 @@
 """An offloader with tiers: what comes back is what was stored, or it is a miss; and nobody waits for ever."""
 
+import threading
 import time
 from collections import OrderedDict
 
@@ -296,6 +297,31 @@ def test_what_is_evicted_goes_to_a_tier_that_is_written_back_and_comes_again():
     engine.offloader.close()
 
 
+def test_what_a_tier_has_is_neither_copied_nor_asked_for_again():
+    tier = MemoryTier()
+    engine = engine_with(tier, host_bytes=5000)
+    serve(engine, 0, np.arange(32))
+    engine.offloader.flush()
+    asked = []
+    exists = tier.exists
+    tier.exists = lambda names, **how: asked.append([name.text for name in names]) or exists(names, **how)
+    engine.offloader.flush()
+    assert asked == []
+    written = set(tier.entries)
+    for n in range(1, 8):
+        serve(engine, n, np.arange(32) + 1000 * n)
+    assert engine.offloader.stats().evicted_chunks > 0
+    engine.offloader.flush()
+    assert restored(engine, np.arange(32)) == 32  # promoted, and known to be there
+    looked_for = {text for texts in asked for text in texts}
+    asked.clear()
+    engine.offloader.flush()
+    assert asked == []
+    assert engine.offloader.stats().tiers[0].chunks_known == 0
+    assert written & looked_for  # by the lookup
+    engine.offloader.close()
+
+
 def test_a_tier_that_is_only_read_is_not_written(entries):
     before = dict(entries)
     engine = engine_with(MemoryTier(entries=entries, write="never"))
@@ -359,6 +385,44 @@ class TestInvalidation:
         engine.offloader.flush()
         assert restored(engine, PROMPT) == 0
         engine.offloader.close()
+
+    @pytest.mark.parametrize("what", ["a namespace", "all"])
+    def test_evicted_chunks_that_wait_are_not_written_after_the_others_were_deleted(self, what):
+        """Copies of evicted chunks waited for a slow tier; the namespace was invalidated, cleared and found again, and
+        then they were written: old bytes under good names."""
+        tier = MemoryTier(write="back", timeout_s=30)
+        gate, exists = threading.Event(), tier.exists
+        tier.exists = lambda *args, **how: (_of_writer() and gate.wait(), exists(*args, **how))[1]
+        engine = engine_with(tier, host_bytes=5000)
+        for n in range(6):
+            serve(engine, n, PROMPT + 1000 * n)
+        assert engine.offloader.stats().tiers[0].waiting_chunks > 0
+        engine.invalidate(b"" if what == "a namespace" else None)
+        gate.set()
+        assert engine.offloader.flush(timeout_s=30)
+        assert not tier.entries
+        assert engine.offloader.stats().tiers[0].pending_bytes == 0
+        for n in range(6):
+            assert restored(engine, PROMPT + 1000 * n) == 0
+        engine.offloader.close()
+
+    @pytest.mark.parametrize("fault", [Fault.LATE, Fault.LOST, Fault.HANG])
+    def test_an_entry_that_may_still_turn_up_is_not_found_after_an_invalidation(self, fault):
+        """A write that was given up was done after the entries of its namespace had been deleted."""
+        inner = MemoryTier(timeout_s=SOON_S)
+        faulty = FaultyTier(inner, FaultsOf({"put": fault}))
+        engine = engine_with(faulty)
+        serve(engine, "first", PROMPT)
+        engine.offloader.flush(timeout_s=5)
+        engine.offloader._flow.levels[0].health.answered()
+        faulty.choose = no_faults
+        engine.invalidate()
+        engine.offloader.flush(timeout_s=30)
+        faulty.settle()
+        for _ in range(2):
+            assert restored(engine, PROMPT) == 0
+            engine.offloader._flow.levels[0].health.answered()
+        engine.offloader.close(flush=False)
 
     def test_chunks_on_their_way_down_are_not_written_any_more(self):
         inner = MemoryTier(timeout_s=SOON_S)
@@ -623,3 +687,7 @@ def _forget_host(engine: ServingEngine) -> None:
     """The host pool is empty, the tiers have what was in it."""
     engine.offloader.flush(timeout_s=5)
     engine.offloader.ledger.invalidate()
+
+
+def _of_writer() -> bool:
+    return threading.current_thread().name.endswith("writer")
