@@ -145,6 +145,7 @@ class Bench:
         return (
             f"{options.preset} {options.layers}x{options.width}x{options.vocabulary} seed {options.seed} "
             f"rows {options.rows} tokens {self.max_tokens} jax {jax.__version__} {jax.default_backend()}"
+            f"{' fused' if options.fused else ''}"
         )
 
     def _one_chunk(self) -> int:

@@ -126,7 +126,9 @@ def test_fused_steps_restore_from_a_tier_below_another(tmp_path: Path, capsys: p
     tiers = [f"file://{tmp_path}/{name}" for name in ("upper", "lower")]
     good = run_json(capsys, "--tier", tiers[1], "--fused")
     result = run_json(capsys, "--tier", tiers[0], "--tier", tiers[1], "--fused")
-    is_right(result, good["tokens_digest"])
+    # Steps that move blocks are compiled as programs of their own, whose sums may have another order.
+    assert result["tokens_identical"] is True
+    assert result["tokens_digest"] == good["tokens_digest"]
     assert result["restored_from"][tiers[1]] > 0
     assert [tier["name"] for tier in result["tiers"]] == tiers
 
