@@ -9,8 +9,8 @@ import numpy as np
 
 
 class Fetch:
-    """Which of some rows came. Every row comes or fails once; then, or when it is abandoned, the fetch has ended, and
-    nothing writes to the pool for it any more. Thread-safe.
+    """Which of some rows came. Every row comes or fails once; when all are accounted for, or when it is abandoned, the
+    fetch has ended, and nothing writes to the pool for it any more. Thread-safe.
 
     Args:
         num_rows: of the promotion.
@@ -22,7 +22,7 @@ class Fetch:
         self.started_at = time.monotonic()
         self._came = np.zeros(num_rows, bool)
         self._settled = np.zeros(num_rows, bool)
-        self._num_left = num_rows
+        self._accounted = np.zeros(num_rows, bool)
         self._abandoned = False
         self._under_way: list[Future[int]] = []
         self._why: str = ""
@@ -72,7 +72,6 @@ class Fetch:
             with self._changed:
                 self._num_landing -= 1
                 self._changed.notify_all()
-                self._count_down()
         return True
 
     def fail(self, row: int, why: str) -> None:
@@ -81,7 +80,13 @@ class Fetch:
             if not self._abandoned and not self._settled[row]:
                 self._why = self._why or why
                 self._settled[row] = True
-                self._count_down()
+
+    def end(self, rows: Sequence[int]) -> None:
+        """Says that rows, which came or failed, are in the books of their tier."""
+        with self._changed:
+            self._accounted[rows] = True
+            if self._accounted.all():
+                self._ended.set()
 
     def watch(self, futures: Sequence[Future[int]]) -> None:
         """Takes in what a tier does for the fetch, to be cancelled when it is abandoned."""
@@ -100,7 +105,7 @@ class Fetch:
     def abandon(self, why: str) -> None:
         """Ends the fetch: what has not come will not. What is being put into the pool this very moment is awaited."""
         with self._changed:
-            if not self._num_left or self._abandoned:
+            if self._ended.is_set() or self._abandoned:
                 return
             self._abandoned = True
             self._why = self._why or why
@@ -109,11 +114,6 @@ class Fetch:
             self._ended.set()
             under_way, self._under_way = self._under_way, []
         _cancel(under_way)
-
-    def _count_down(self) -> None:
-        self._num_left -= 1
-        if not self._num_left:
-            self._ended.set()
 
 
 def _cancel(futures: Sequence[Future[int]]) -> None:

@@ -115,6 +115,7 @@ class Reader:
             fetch, row, group_idx, units, memory = self._landed.popleft()
             payload = memory[frame.HEADER_BYTES :]
             fetch.land(row, lambda g=group_idx, u=units, p=payload: self._bytes.copy_in(g, u, p))
+            fetch.end([row])
             self._buffers.give(memory)
 
     def stop(self) -> list[threading.Thread]:
@@ -142,9 +143,10 @@ class Reader:
                 self._read(level, part)
             except BaseException as error:  # noqa: BLE001  # whatever a tier raises must not end the thread
                 self._failed(level, error)
-            for row in part.rows:
-                if row not in part.landing:
-                    part.fetch.fail(row, f"{level.tier.name} could not be read")
+            ended = [row for row in part.rows if row not in part.landing]
+            for row in ended:
+                part.fetch.fail(row, f"{level.tier.name} could not be read")  # if nothing else became of it
+            part.fetch.end(ended)
 
     def _read(self, level: Level, part: Part) -> None:
         now = time.monotonic()
@@ -163,8 +165,8 @@ class Reader:
         self._account(level, part, outcomes.all())
 
     def _received(self, part: Part, at: int, memory: np.ndarray, outcomes: "Outcomes", future: Future[int]) -> None:
-        """Verifies an entry and puts it into the pool, in the thread that read it, while its bytes are at hand. Only then
-        may others have the memory: if the future never ends, nobody does."""
+        """Verifies an entry and puts it into the pool, in the thread that read it, while its bytes are at hand. Then
+        others may have the memory: if the future never ends, nobody does."""
         lands_later = False
         try:
             if future.result() != len(memory):
