@@ -319,6 +319,8 @@ def opened(tiers: Sequence[Tier | str], show_progress: bool | None = None) -> li
         names = [tier.name for tier in found]
         if len(set(names)) < len(names):
             raise ValueError(f"`tiers` must have distinct names, got {', '.join(names)}")
+        if {"device", "host"} & set(names):  # they are levels, too
+            raise ValueError(f"`tiers` must not be named 'device' or 'host', got {', '.join(names)}")
     except BaseException:
         for tier in new:
             tier.close()

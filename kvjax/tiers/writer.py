@@ -3,6 +3,7 @@
 import threading
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import replace
 from functools import partial
 
@@ -16,7 +17,7 @@ from kvjax.tiers.entries import EntryName
 from kvjax.tiers.futures import GRACE_S, result_of
 from kvjax.tiers.level import Frame, Level, Outgoing
 from kvjax.tiers.pool_bytes import PoolBytes
-from kvjax.tiers.tier import TierFullError
+from kvjax.tiers.tier import TierError, TierTimeoutError, TierUnavailableError
 
 _MOST_AT_A_TIME = 32
 _MOST_BYTES_AT_A_TIME = 32 * 2**20
@@ -129,7 +130,7 @@ class Writer:
         if self._bytes.any_thread:
             return
         for level in self._levels:
-            if level.health.is_up and not level.to_clear:
+            if level.health.is_up:
                 for item in self._next_refs(level):
                     item.frame = self._copied(item)
                     level.frames.append(item)
@@ -288,7 +289,8 @@ class Writer:
         while True:
             with self._changed:
                 while not self._stopped and not self._has_work(level):
-                    self._changed.wait(level.health.pause_s or None)
+                    waits = [wait for wait in (level.health.pause_s, level.clears_in_s) if wait]
+                    self._changed.wait(min(waits, default=None))
                 if self._stopped:
                     return
                 work = self._next_work(level)
@@ -306,8 +308,8 @@ class Writer:
                 self._changed.notify_all()
 
     def _next_work(self, level: Level) -> Callable[[], None]:
-        if level.to_clear:
-            namespace = level.to_clear[0]
+        namespace = level.next_to_clear()
+        if namespace is not None:
             return partial(self._clear, level, namespace, level.times_hidden(namespace))
         level.in_hand = self._take(level)
         if level.in_hand or not level.uses:
@@ -317,7 +319,7 @@ class Writer:
 
     def _has_work(self, level: Level) -> bool:
         refs = level.refs and self._bytes.any_thread
-        return bool(level.health.is_up and (level.to_clear or level.frames or refs or level.uses))
+        return bool(level.health.is_up and (level.next_to_clear() or level.frames or refs or level.uses))
 
     def _take(self, level: Level) -> list[Outgoing]:
         """Some distinct chunks to write: first those that left the pool."""
@@ -373,7 +375,7 @@ class Writer:
         with self._changed:
             for namespace in {item.name.namespace for item in batch}:
                 level.note_used(namespace)
-        futures = level.tier.put([item.name for item in batch], frames, deadline=deadline)
+        futures = self._begun(level, batch, frames, deadline)
         good: dict[bool, list[Outgoing]] = {True: [], False: []}
         num_bytes = num_failed = 0
         for item, future in zip(batch, futures, strict=True):
@@ -383,8 +385,8 @@ class Writer:
             except Exception as error:  # noqa: BLE001  # whatever a tier raises is a failure to write
                 num_failed += 1
                 with self._changed:
-                    if not isinstance(error, TierFullError):
-                        level.may_turn_up(item.name)
+                    if isinstance(error, (TierTimeoutError, TierUnavailableError)) or not isinstance(error, TierError):
+                        level.may_turn_up([item.name])
                     level.failed("writing", error)
                     if not future.done() and item.frame is not None:
                         item.frame.users += 1  # it may still be read: nobody gets the memory any more
@@ -392,6 +394,21 @@ class Writer:
         self._written(level, good[False], new=False)
         if not num_failed:
             level.write_speed.add(num_bytes, time.monotonic() - started)
+
+    def _begun(
+        self, level: Level, batch: list[Outgoing], frames: list[memoryview], deadline: float
+    ) -> list[Future[bool]]:
+        """Begins to write; if the tier does not keep to what it is asked for, all may have been written."""
+        names = [item.name for item in batch]
+        try:
+            futures = list(level.tier.put(names, frames, deadline=deadline))
+            if len(futures) != len(names):
+                raise TierError(f"{len(futures)} futures for {len(names)} entries")
+        except BaseException:
+            with self._changed:
+                level.may_turn_up(names)
+            raise
+        return futures
 
     def _with_bytes(self, batch: list[Outgoing]) -> list[Outgoing]:
         """Copies what is still in the pool; a chunk that left it meanwhile may have been copied in part, and was
@@ -428,6 +445,7 @@ class Writer:
         slots, epochs = np.array([(item.slot, item.epoch) for item in items], np.int64).T
         with self._changed:
             level.health.answered()
+            level.turned_up(item.name for item in items)
             if new:
                 level.counts.chunks_written += len(items)
                 level.counts.bytes_written += sum(item.name.num_bytes - frame.HEADER_BYTES for item in items)
@@ -438,6 +456,7 @@ class Writer:
 
     def _clear(self, level: Level, namespace: bytes, times: int) -> None:
         """Deletes what a tier has of a namespace, which was hidden so many times."""
+        began_at = time.monotonic()
         with self._changed:
             names = list(level.uncertain.get(namespace, ()))
         for name in level.tier.list(namespace):
@@ -448,7 +467,7 @@ class Writer:
         self._delete(level, names)
         with self._changed:
             level.health.answered()
-            level.cleared(namespace, times)
+            level.cleared(namespace, times, began_at)
 
     def _delete(self, level: Level, names: list[EntryName]) -> None:
         deadline = time.monotonic() + level.tier.timeout_s

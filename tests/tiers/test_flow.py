@@ -464,20 +464,40 @@ class TestInvalidation:
     @pytest.mark.parametrize("fault", [Fault.LATE, Fault.LOST, Fault.HANG])
     def test_an_entry_that_may_still_turn_up_is_not_found_after_an_invalidation(self, fault):
         """A write that was given up was done after the entries of its namespace had been deleted."""
-        inner = MemoryTier(timeout_s=SOON_S)
+        inner = MemoryTier(timeout_s=1)
         faulty = FaultyTier(inner, FaultsOf({"put": fault}))
         engine = engine_with(faulty)
+        level = engine.offloader._flow.levels[0]
+        serve(engine, "first", PROMPT)
+        while not level.counts.errors or level.num_writing:
+            time.sleep(0)
+        engine.invalidate()
+        level.health.answered()
+        faulty.choose = no_faults
+        faulty.settle()  # what is late is done by now
+        assert engine.offloader.flush(timeout_s=30)
+        assert not inner.entries
+        assert restored(engine, PROMPT) == 0
+        serve(engine, "new", PROMPT)
+        _forget_host(engine)
+        assert restored(engine, PROMPT) == 32, "the tier is of use again"
+        engine.offloader.close()
+
+    def test_a_write_that_failed_long_ago_delays_no_invalidation(self):
+        inner = MemoryTier(timeout_s=600)
+        faulty = FaultyTier(inner, FaultsOf({"put": Fault.LOST}))
+        engine = engine_with(faulty)
+        level = engine.offloader._flow.levels[0]
         serve(engine, "first", PROMPT)
         engine.offloader.flush(timeout_s=5)
-        engine.offloader._flow.levels[0].health.answered()
         faulty.choose = no_faults
+        level.health.answered()
+        level._turn_up_until.update(dict.fromkeys(level._turn_up_until, 0.0))  # as if its time were over
         engine.invalidate()
-        engine.offloader.flush(timeout_s=30)
-        faulty.settle()
-        for _ in range(2):
-            assert restored(engine, PROMPT) == 0
-            engine.offloader._flow.levels[0].health.answered()
-        engine.offloader.close(flush=False)
+        assert engine.offloader.flush(timeout_s=60)
+        assert not level.uncertain
+        assert not inner.entries
+        engine.offloader.close()
 
     def test_chunks_on_their_way_down_are_not_written_any_more(self):
         inner = MemoryTier(timeout_s=SOON_S)
@@ -699,6 +719,7 @@ def test_memory_for_chunks_on_their_way_is_bounded():
     [
         ([3], "`tiers` must be tiers or their URLs, got 3"),
         ([MemoryTier("a"), MemoryTier("a")], "`tiers` must have distinct names, got a, a"),
+        ([MemoryTier("host")], "`tiers` must not be named 'device' or 'host', got host"),
         ([MemoryTier(str(n)) for n in range(9)], "`tiers` must be at most 8, got 9"),
     ],
 )
