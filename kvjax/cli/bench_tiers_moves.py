@@ -5,6 +5,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import numpy as np
 from kvjax.keys import HASH_BYTES, NAMESPACE_BYTES, chunk_key
 from kvjax.tiers import Tier, open_tier
 from kvjax.tiers.entries import EntryName
-from kvjax.tiers.frame import entry_bytes, verify, write_header
+from kvjax.tiers.frame import BadFrameError, entry_bytes, verify, write_header
 from kvjax.tiers.futures import result_of
 
 _MOST_AT_A_TIME = 16
@@ -33,22 +34,22 @@ class Entries:
     def __init__(self, chunk_bytes: int, num_chunks: int):
         random = np.random.default_rng()
         self.num_bytes = chunk_bytes * num_chunks
-        self.frames = random.integers(0, 256, (num_chunks, entry_bytes(chunk_bytes)), np.uint8)
-        self.buffers = np.zeros_like(self.frames)
+        self.entry_bytes = entry_bytes(chunk_bytes)
+        self.frames = [bytearray(random.bytes(self.entry_bytes)) for _ in range(num_chunks)]
+        self.buffers = [bytearray(self.entry_bytes) for _ in range(num_chunks)]
         self.new_names()
 
     def new_names(self) -> None:
         """Makes other entries of the chunks."""
-        num_chunks, num_bytes = self.frames.shape
         namespace = os.urandom(HASH_BYTES)
         self.names = [
-            EntryName(namespace, chunk_key(os.urandom(HASH_BYTES), 0, namespace[:NAMESPACE_BYTES]), num_bytes)
-            for _ in range(num_chunks)
+            EntryName(namespace, chunk_key(os.urandom(HASH_BYTES), 0, namespace[:NAMESPACE_BYTES]), self.entry_bytes)
+            for _ in self.frames
         ]
 
     def batches(self) -> Iterator[slice]:
         """Yields what is begun at a time."""
-        at_a_time = max(1, min(_MOST_AT_A_TIME, _MOST_BYTES_AT_A_TIME // self.frames.shape[1]))
+        at_a_time = max(1, min(_MOST_AT_A_TIME, _MOST_BYTES_AT_A_TIME // self.entry_bytes))
         for low in range(0, len(self.names), at_a_time):
             yield slice(low, min(low + at_a_time, len(self.names)))
 
@@ -71,65 +72,79 @@ class TierMoves:
         Raises:
             TierError: one could not be written.
         """
-        self._move(self._write_framed, lambda _at: None)
+        self._move(self._write_framed)
 
     def write_unchecked(self) -> None:
         """Writes the frames as they are."""
-        self._move(self._write_as_is, lambda _at: None)
+        self._move(self._write_as_is)
 
     def read(self) -> None:
-        """Reads the entries and verifies them.
+        """Reads the entries and verifies each in the thread that read it, as an offloader does.
 
         Raises:
             TierError: one could not be read.
             KeyError: one is gone.
             kvjax.tiers.frame.BadFrameError: one is not what was written.
         """
-        self._move(self._begin_reading, self._verify)
+        self._move(self._begin_verified)
 
     def read_unchecked(self) -> None:
         """Reads the entries and looks at none."""
-        self._move(self._begin_reading, lambda _at: None)
+        self._move(self._begin_reading)
 
     def delete(self) -> None:
         """Deletes the entries, as far as the tier is there."""
         deadline = self._deadline()
         result_of(self._tier.delete(self._entries.names, deadline=deadline), deadline)
 
-    def _move(self, begin: Callable[[slice], Sequence[Future]], end: Callable[[int], None]) -> None:
-        under_way: deque[tuple[slice, Sequence[Future], float]] = deque()
+    def _move(self, begin: Callable[[slice], Sequence[Future]]) -> None:
+        under_way: deque[tuple[Sequence[Future], float]] = deque()
         for batch in self._entries.batches():
             if len(under_way) == _BATCHES_UNDER_WAY:
-                self._await(*under_way.popleft(), end)
+                _await(*under_way.popleft())
             deadline = self._deadline()
-            under_way.append((batch, begin(batch), deadline))
+            under_way.append((begin(batch), deadline))
         while under_way:
-            self._await(*under_way.popleft(), end)
-
-    def _await(self, batch: slice, futures: Sequence[Future], deadline: float, end: Callable[[int], None]) -> None:
-        for at, future in enumerate(futures, batch.start):
-            result_of(future, deadline)
-            end(at)
+            _await(*under_way.popleft())
 
     def _write_framed(self, batch: slice) -> Sequence[Future]:
         for at in range(batch.start, batch.stop):
-            frame, name = self._entries.frames[at].data, self._entries.names[at]
+            frame, name = memoryview(self._entries.frames[at]), self._entries.names[at]
             write_header(frame, name, group_name="bench", chunk_idx=at, tokens_per_chunk=16)
         return self._write_as_is(batch)
 
     def _write_as_is(self, batch: slice) -> Sequence[Future]:
-        frames = [frame.data for frame in self._entries.frames[batch]]
+        frames = [memoryview(frame) for frame in self._entries.frames[batch]]
         return self._tier.put(self._entries.names[batch], frames, deadline=self._deadline())
 
     def _begin_reading(self, batch: slice) -> Sequence[Future]:
-        buffers = [buffer.data for buffer in self._entries.buffers[batch]]
+        buffers = [memoryview(buffer) for buffer in self._entries.buffers[batch]]
         return self._tier.get(self._entries.names[batch], buffers, deadline=self._deadline())
 
-    def _verify(self, at: int) -> None:
-        verify(self._entries.buffers[at].data, self._entries.names[at])
+    def _begin_verified(self, batch: slice) -> Sequence[Future]:
+        verified: list[Future[None]] = []
+        for at, future in enumerate(self._begin_reading(batch), batch.start):
+            verified.append(Future())
+            future.add_done_callback(partial(self._verify, at, verified[-1]))
+        return verified
+
+    def _verify(self, at: int, verified: Future[None], read: Future[int]) -> None:
+        try:
+            if read.result() != self._entries.entry_bytes:
+                raise BadFrameError("length")
+            verify(memoryview(self._entries.buffers[at]), self._entries.names[at])
+        except BaseException as error:  # noqa: BLE001  # told to whoever waits
+            verified.set_exception(error)
+        else:
+            verified.set_result(None)
 
     def _deadline(self) -> float:
         return time.monotonic() + self._tier.timeout_s
+
+
+def _await(futures: Sequence[Future], deadline: float) -> None:
+    for future in futures:
+        result_of(future, deadline)
 
 
 class PlainFiles:
@@ -148,13 +163,13 @@ class PlainFiles:
     def write(self) -> None:
         """Writes the files."""
         for path, frame in zip(self._paths, self._entries.frames, strict=True):
-            path.write_bytes(frame.data)
+            path.write_bytes(frame)
 
     def read(self) -> None:
         """Reads the files."""
         for path, buffer in zip(self._paths, self._entries.buffers, strict=True):
             with path.open("rb", buffering=0) as file:
-                file.readinto(buffer.data)
+                file.readinto(buffer)
 
     def delete(self) -> None:
         """Deletes the files."""
@@ -179,7 +194,7 @@ def move_rows(url: str, folder: Path, chunk_bytes: int, num_chunks: int, rounds:
     entries = Entries(chunk_bytes, num_chunks)
     tier = open_tier(url, show_progress=False)
     try:
-        _check_room(tier, entries.frames.nbytes)
+        _check_room(tier, entries.entry_bytes * num_chunks)
         moves, plain = TierMoves(tier, entries), PlainFiles(folder, entries)
         seconds = [_round(moves, plain, entries) for _ in range(1 + rounds)][1:]
     finally:
