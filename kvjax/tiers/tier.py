@@ -114,7 +114,8 @@ class Tier(ABC):
         Returns:
             For each entry a future: true if it was written, false if it was there. It raises `TierFullError`, or
             another `TierError`, and then nothing under that name can be read but what was there before, or the whole
-            entry, where only the answer was lost or came too late.
+            entry, where only the answer was lost or came too late. That may turn up for `timeout_s` more, or until a
+            `delete` of the name that was asked for later ends.
         """
 
     @abstractmethod

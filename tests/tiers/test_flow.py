@@ -114,6 +114,31 @@ def test_a_new_process_restores_what_one_before_it_stored(name, write, transfer)
         one.offloader.close()
 
 
+def test_a_request_that_is_restored_from_a_tier_counts_once(entries):
+    engine = engine_with(MemoryTier(entries=entries))
+    assert restored(engine, PROMPT) == 32
+    stats = engine.offloader.stats()
+    assert (stats.lookups, stats.lookup_tokens, stats.hit_tokens) == (1, 33, 32)
+    assert stats.bytes_loaded == sum(
+        count * engine.chunking.chunk_bytes[engine.layout.names.index(name)]
+        for name, count in {"full": 8, "window": 2, "state": 1}.items()
+    )
+    engine.offloader.close()
+
+
+def test_a_tier_that_has_nothing_changes_no_rate():
+    """The same requests with and without a tier that is never used: one definition of the hit rate."""
+    rates = []
+    for tiers in ([], [MemoryTier(write="never")]):
+        engine = engine_with(*tiers, layout=layouts.UNIFORM)
+        for n in range(6):
+            serve(engine, n, np.arange(32) + 1000 * (n % 3))
+        stats = engine.offloader.stats()
+        rates.append((stats.lookups, stats.lookup_tokens, stats.hit_tokens, stats.chunks_stored, stats.chunks_loaded))
+        engine.offloader.close()
+    assert rates[0] == rates[1]
+
+
 def test_only_what_the_hit_needs_is_promoted(entries):
     """Of a prompt's chunks the tier has all; a hit needs all of the full group, two of a window, and one state."""
     engine = engine_with(MemoryTier(entries=entries))
