@@ -113,11 +113,6 @@ class Writer:
             for level in takers:
                 self._queue(level, item, copied)
 
-    def _queue(self, level: Level, item: Outgoing, copied: Frame | None) -> None:
-        level.frames.append(replace(item, frame=copied))
-        level.pending_bytes += item.name.num_bytes
-        self._changed.notify_all()
-
     def want_all(self) -> None:
         """All that is in the pool is to be written to every tier that is written to and lacks it: what a tier had may
         be gone."""
@@ -249,6 +244,11 @@ class Writer:
         self._bytes.copy_out(item.name.group_idx, item.units, memory[frame.HEADER_BYTES :])
         return Frame(memory, users)
 
+    def _queue(self, level: Level, item: Outgoing, copied: Frame | None) -> None:
+        level.frames.append(replace(item, frame=copied))
+        level.pending_bytes += item.name.num_bytes
+        self._changed.notify_all()
+
     def _next_refs(self, level: Level) -> list[Outgoing]:
         """The next chunks of the pool that are to be written to a level; they count as pending from now on."""
         chosen: list[Outgoing] = []
@@ -269,8 +269,8 @@ class Writer:
         return chosen
 
     def _drop(self, level: Level) -> None:
-        """Forgets what waits to be written to a level that is down."""
-        level.counts.dropped += len(level.refs) + len(level.frames)
+        """Forgets what waits to be written to a level that is down. What is in the pool is tried again when it leaves."""
+        level.counts.dropped += len(level.frames)
         level.refs.clear()
         while level.frames:
             self._release(level, level.frames.popleft())
