@@ -269,7 +269,7 @@ class Writer:
         return chosen
 
     def _drop(self, level: Level) -> None:
-        """Forgets what waits to be written to a level that is down. What is in the pool is tried again when it leaves."""
+        """Forgets what waits to be written to a level that is down; what is in the pool is tried when it leaves."""
         level.counts.dropped += len(level.frames)
         level.refs.clear()
         while level.frames:
