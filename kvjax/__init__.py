@@ -10,6 +10,7 @@ from kvjax.coverage import longest_hit as longest_hit
 from kvjax.coverage import next_cut as next_cut
 from kvjax.coverage import restorable as restorable
 from kvjax.coverage import store_set as store_set
+from kvjax.decision import Decision as Decision
 from kvjax.explain import explain_hit as explain_hit
 from kvjax.groups import CacheLayout as CacheLayout
 from kvjax.groups import ChunkedLocal as ChunkedLocal
