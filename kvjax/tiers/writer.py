@@ -382,14 +382,14 @@ class Writer:
             try:
                 good[result_of(future, deadline)].append(item)
                 num_bytes += item.name.num_bytes
-            except Exception as error:  # noqa: BLE001  # whatever a tier raises is a failure to write
+            except BaseException as error:  # noqa: BLE001  # whatever a tier raises is a failure to write
                 num_failed += 1
                 with self._changed:
                     if isinstance(error, (TierTimeoutError, TierUnavailableError)) or not isinstance(error, TierError):
                         level.may_turn_up([item.name])
                     level.failed("writing", error)
-                    if not future.done() and item.frame is not None:
-                        item.frame.users += 1  # it may still be read: nobody gets the memory any more
+                    if not future.done():
+                        _keep(item)
         self._written(level, good[True], new=True)
         self._written(level, good[False], new=False)
         if not num_failed:
@@ -407,6 +407,8 @@ class Writer:
         except BaseException:
             with self._changed:
                 level.may_turn_up(names)
+                for item in batch:
+                    _keep(item)
             raise
         return futures
 
@@ -475,3 +477,9 @@ class Writer:
             num_deleted = result_of(level.tier.delete(names, deadline=deadline), deadline)
             with self._changed:
                 level.counts.cleared += num_deleted
+
+
+def _keep(item: Outgoing) -> None:
+    """The tier may still read a chunk's frame: nobody gets its memory any more."""
+    if item.frame is not None:
+        item.frame.users += 1
