@@ -439,6 +439,10 @@ class Ledger:
         """
         return self._promotions.prepare(request_id, request, hit, tiers)
 
+    def may_promote(self, request: Request, hit: Hit, tiers: Mapping[int, np.ndarray]) -> bool:
+        """Whether promotions may hold so much now; `prepare_promotion` may find no room all the same."""
+        return self._promotions.may_fit(request, hit, tiers)
+
     def complete_promotion(self, promotion: Promotion, *, ok: bool | np.ndarray) -> int:
         """Ends a promotion: the chunks that came are found from now on. If the request was not finished or looked up
         again, what its hit needs stays in the pool until it is.

@@ -120,55 +120,62 @@ class Offloader:
         granule = granule_bytes(register(layout, caches))
         units = cut_into_units(self.chunking, unit_bytes(self.chunking, granule))
         check_available(integer(host_bytes, "host_bytes", at_least=1))
-        self.ledger = Ledger(
-            self.chunking,
-            units,
-            host_bytes=host_bytes,
-            model=model,
-            shard=shard,
-            resume_multiple=resume_multiple,
-            checkpoint_tokens=checkpoint_tokens,
-            store_after=store_after,
-            policy=policy,
-        )
-        self._host_bytes = int(host_bytes)
-        self.mover = Mover(
-            self.chunking,
-            units,
-            caches,
-            num_units=self.ledger.pool.num_units,
-            staging_bytes=staging_bytes,
-            transfer=transfer,
-            show_progress=show_progress,
-        )
-        self._num_blocks = {layout.groups[g].name: self.mover.caches.num_blocks(g) for g in layout.cached}
-        self._lock = threading.RLock()
-        self._jobs = Jobs(self.ledger, self._revive, self._moved)
-        self._depth = 0  # calls of this offloader, one within the other, that hold the lock
-        self._events = EventQueue(self.chunking, callback)
-        self._policy_error: Exception | None = None
-        self._trace = None
-        if record is not None:
-            if not isinstance(record, (str, PathLike)):
-                raise ValueError(f"`record` must be a path, got {record!r}")
-            unit = self.chunking.tokens_per_hash
-            self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking)
-        self._closed = False
-        self._flow = TierFlow(self.ledger, self.mover, opened(tiers, show_progress), self._lock)
-        self._promoter = Promoter(
-            self.ledger,
-            self._flow,
-            self._jobs,
-            opened=self._open,
-            see_ended=self._see_ended,
-            deadline_s=self._deadline_s,
-            wait_s=wait_s,
-        )
-        self._watchers = [self._events.put] if callback is not None else []
-        if self._flow.levels:
-            self._watchers.append(self._flow.note)
-        if self._watchers:
-            self.ledger.pool.on_change = self._changed
+        levels = opened(tiers, show_progress)
+        try:
+            self.ledger = Ledger(
+                self.chunking,
+                units,
+                host_bytes=host_bytes,
+                model=model,
+                shard=shard,
+                resume_multiple=resume_multiple,
+                checkpoint_tokens=checkpoint_tokens,
+                store_after=store_after,
+                policy=policy,
+            )
+            self._host_bytes = int(host_bytes)
+            self.mover = Mover(
+                self.chunking,
+                units,
+                caches,
+                num_units=self.ledger.pool.num_units,
+                staging_bytes=staging_bytes,
+                transfer=transfer,
+                show_progress=show_progress,
+            )
+            self._num_blocks = {layout.groups[g].name: self.mover.caches.num_blocks(g) for g in layout.cached}
+            self._lock = threading.RLock()
+            self._jobs = Jobs(self.ledger, self._revive, self._moved)
+            self._depth = 0  # calls of this offloader, one within the other, that hold the lock
+            self._events = EventQueue(self.chunking, callback)
+            self._policy_error: Exception | None = None
+            self._trace = None
+            if record is not None:
+                if not isinstance(record, (str, PathLike)):
+                    raise ValueError(f"`record` must be a path, got {record!r}")
+                unit = self.chunking.tokens_per_hash
+                self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking)
+            self._closed = False
+            self._flow = TierFlow(self.ledger, self.mover, levels, self._lock)
+            self._promoter = Promoter(
+                self.ledger,
+                self._flow,
+                self._jobs,
+                opened=self._open,
+                see_ended=self._see_ended,
+                deadline_s=self._deadline_s,
+                wait_s=wait_s,
+            )
+            self._watchers = [self._events.put] if callback is not None else []
+            if self._flow.levels:
+                self._watchers.append(self._flow.note)
+            if self._watchers:
+                self.ledger.pool.on_change = self._changed
+        except BaseException:
+            for given, tier in zip(tiers, levels, strict=True):
+                if isinstance(given, str):
+                    tier.close()
+            raise
 
     # --- a request ------------------------------------------------------------------------------------
 

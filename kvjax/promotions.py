@@ -165,6 +165,12 @@ class Promotions:
         held = sum(int(self._widths[promotion.group_idxs].sum()) for promotion in self._open)
         assert self._units == held + sum(units for parts in self._kept.values() for _, units in parts)
 
+    def may_fit(self, request: Request, hit: Hit, tiers: Mapping[int, np.ndarray]) -> bool:
+        """Whether what a hit wants of tiers is no more than promotions may hold now."""
+        wanted = chunks_lacking(self._chunking, request.num_tokens, hit.hit_tokens, request.device_tokens)
+        units = sum(int(np.count_nonzero(tiers[g][c] >= 0)) * int(self._widths[g]) for g, c in wanted.items())
+        return self._units + units <= self._pool.num_units // _PART_OF_POOL
+
     # --- parts ----------------------------------------------------------------------------------------
 
     def _reserve(

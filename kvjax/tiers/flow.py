@@ -33,7 +33,8 @@ _log = logging.getLogger(__name__)
 
 MOST_TIERS = 8
 # How long the tiers are asked, in seconds, at most, what they have of a prompt; after that they have nothing.
-_ASKED_FOR_S = 0.1
+_ASKED_FOR_S = 0.25
+_ASKED_GRACE_S = 0.01
 # Times that a promotion without room is tried anew for less.
 _MOST_TRIES = 12
 _KEPT_FREE_BYTES = 64 * 2**20
@@ -127,6 +128,10 @@ class TierFlow:
             return None
         fetch = Fetch(promotion.num_chunks, time.monotonic() + deadline_s)
         keys, slots = promotion.reservation.keys, promotion.reservation.slots
+        units: dict[int, np.ndarray] = {}
+        for g in set(promotion.group_idxs.tolist()):
+            of_group = np.flatnonzero(promotion.group_idxs == g)
+            units.update(zip(of_group.tolist(), self._ledger.pool.units(slots[of_group]), strict=True))
         for level in self.levels:
             rows = np.flatnonzero(promotion.tiers == level.index)
             if len(rows):
@@ -134,8 +139,7 @@ class TierFlow:
                     EntryName(found.request.namespace, keys[row], self._sizes[promotion.group_idxs[row]])
                     for row in rows.tolist()
                 ]
-                units = [self._ledger.pool.units(slots[row : row + 1])[0] for row in rows.tolist()]
-                self._reader.read(level, Part(fetch, rows.tolist(), names, units))
+                self._reader.read(level, Part(fetch, rows.tolist(), names, [units[row] for row in rows.tolist()]))
         return promotion, fetch
 
     def came(self, promotion: Promotion, fetch: Fetch) -> None:
@@ -241,7 +245,8 @@ class TierFlow:
                 continue
             until = min(deadline, now + level.tier.timeout_s)
             try:
-                there = result_of(level.tier.exists([names[place] for place in left.tolist()], deadline=until), until)
+                there = level.tier.exists([names[place] for place in left.tolist()], deadline=until)
+                there = result_of(there, until, _ASKED_GRACE_S)
                 found[left[np.asarray(there, bool)]] = level.index
             except KeyboardInterrupt:
                 raise
@@ -281,15 +286,21 @@ class TierFlow:
         return Option(source, hit.hit_tokens, num_bytes, int(below.sum()), restore_s, recompute)
 
     def _prepared(self, request_id: Hashable, found: Found, hit: Hit) -> Promotion | None:
-        """A promotion of the hit, or of a smaller one that there is room for."""
+        """A promotion of the hit, or of the largest one that there is room for."""
         tiers = tiers_of(found.masks)
-        low, high = found.request.fallback, hit.hit_tokens
+        request, low, high = found.request, found.request.fallback, hit.hit_tokens
+        if not self._ledger.may_promote(request, hit, tiers):
+            while high - low > 1:  # `low` fits, `high` does not
+                middle = (low + high) // 2
+                low, high = (
+                    (middle, high) if self._ledger.may_promote(request, found.hit(middle), tiers) else (low, middle)
+                )
+            hit = found.hit(low)
         for _ in range(_MOST_TRIES):
-            promotion = self._ledger.prepare_promotion(request_id, found.request, hit, tiers)
-            if promotion is not None or high - low <= 1:
+            promotion = self._ledger.prepare_promotion(request_id, request, hit, tiers)
+            if promotion is not None or hit.hit_tokens <= request.fallback:
                 return promotion
-            high = (low + high) // 2
-            hit = found.hit(high)
+            hit = found.hit((request.fallback + hit.hit_tokens) // 2)
         return None
 
 

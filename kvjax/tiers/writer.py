@@ -24,6 +24,7 @@ _MOST_BYTES_AT_A_TIME = 32 * 2**20
 _DELETED_AT_A_TIME = 512
 # How long, in seconds, who flushes sleeps between two looks at most.
 _LOOKS_S = 0.05
+_SHORTEST_WAIT_S = 0.001
 # A chunk that is used in the pool all the time is touched in its tiers this often, in seconds.
 _TOUCHED_AGAIN_S = 300.0
 _TOUCHED_AT_A_TIME = 512
@@ -63,6 +64,7 @@ class Writer:
         self._buffers = buffers
         self._sizes = [frame.entry_bytes(size or 0) for size in chunking.chunk_bytes]
         self._where = np.zeros(pool.num_slots, np.uint8)  # by slot, the bits of the tiers that have its chunk
+        self._counted = np.zeros(pool.num_slots, np.uint8)  # by slot, the bits of the tiers that were seen to have it
         self._touched_at = np.full(pool.num_slots, -np.inf)  # by slot, when its chunk was last used in the tiers
         self._evicted: list[tuple[Outgoing, int]] = []  # not copied yet, with the bits of the tiers that lack them
         self._changed = threading.Condition(lock)
@@ -79,7 +81,7 @@ class Writer:
     def note(self, change: Change) -> None:
         """Takes in that chunks became resident, or that they leave the pool; it asks the pool of their slots only."""
         if change.kind == "stored":
-            self._where[change.slots] = 0
+            self._where[change.slots] = self._counted[change.slots] = 0
             self._touched_at[change.slots] = time.monotonic()
             self._want(change.slots, [level for level in self._levels if level.tier.write == "through"])
         elif change.reason == "evicted":
@@ -87,7 +89,9 @@ class Writer:
 
     def came_from(self, slots: np.ndarray, levels: np.ndarray) -> None:
         """Notes from which tiers resident chunks came."""
-        self._where[slots] |= np.left_shift(np.uint8(1), levels.astype(np.uint8))
+        bits = np.left_shift(np.uint8(1), levels.astype(np.uint8))
+        self._where[slots] |= bits
+        self._counted[slots] |= bits
 
     def use(self, slots: np.ndarray) -> None:
         """Takes in that chunks are used in the pool: what tiers have of them must not become old there, and may be gone
@@ -289,8 +293,9 @@ class Writer:
         while True:
             with self._changed:
                 while not self._stopped and not self._has_work(level):
-                    waits = [wait for wait in (level.health.pause_s, level.clears_in_s) if wait]
-                    self._changed.wait(min(waits, default=None))
+                    waits = [level.health.pause_s or None, level.clears_in_s]
+                    left = min((wait for wait in waits if wait is not None), default=None)
+                    self._changed.wait(None if left is None else max(left, _SHORTEST_WAIT_S))
                 if self._stopped:
                     return
                 work = self._next_work(level)
@@ -328,7 +333,9 @@ class Writer:
         while level.frames and len(batch) < _MOST_AT_A_TIME and num_bytes < _MOST_BYTES_AT_A_TIME:
             item = level.frames.popleft()
             num_bytes += item.name.num_bytes
-            if item.name in batch or level.is_hidden(item.name.namespace):
+            hidden = level.is_hidden(item.name.namespace)
+            level.counts.dropped += hidden
+            if hidden or item.name in batch:
                 self._release(level, item)
             else:
                 batch[item.name] = item
@@ -451,10 +458,12 @@ class Writer:
             if new:
                 level.counts.chunks_written += len(items)
                 level.counts.bytes_written += sum(item.name.num_bytes - frame.HEADER_BYTES for item in items)
-            else:
-                level.counts.chunks_known += len(items)
             held = self._pool.still_held(slots, epochs)
+            if not new:
+                seen = held & ((self._counted[slots] & level.bit) > 0)  # and counted before
+                level.counts.chunks_known += len(items) - int(np.count_nonzero(seen))
             self._where[slots[held]] |= level.bit
+            self._counted[slots[held]] |= level.bit
 
     def _clear(self, level: Level, namespace: bytes, times: int) -> None:
         """Deletes what a tier has of a namespace, which was hidden so many times."""
