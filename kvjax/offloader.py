@@ -75,6 +75,8 @@ class Offloader:
         tiers: levels of storage below the host pool, from the fastest one down: `kvjax.tiers.Tier`s, or URLs as
             `kvjax.tiers.open_tier` takes them. They are closed with the offloader.
         tier_wait_s: how long a lookup waits at most, in seconds, for chunks that it wants from lower tiers.
+        tier_ask_s: how long a lookup asks lower tiers at most, in seconds, what they have; a quarter of a second by
+            default.
         deadline_s: how long a job may take, in seconds, if `load` or `store` say nothing; `None` for ever.
         on_event: called with a `KVEvent` for chunks that became resident or ceased to be, in order, from whichever
             thread saw it. It may call the offloader. What it raises is logged and goes no further.
@@ -106,6 +108,7 @@ class Offloader:
         store_after: int = 1,
         tiers: Sequence[Tier | str] = (),
         tier_wait_s: float = 5.0,
+        tier_ask_s: float | None = None,
         deadline_s: float | None = None,
         on_event: Callable[[KVEvent], object] | None = None,
         record: str | PathLike[str] | None = None,
@@ -113,6 +116,7 @@ class Offloader:
     ):
         self._deadline_s = seconds(deadline_s, "deadline_s")
         wait_s = seconds(tier_wait_s, "tier_wait_s") or 0.0
+        ask_s = seconds(tier_ask_s, "tier_ask_s")
         callback = None if on_event is None else GuardedCallback(on_event)
         self.chunking = resolve_chunking(
             layout, blocks_per_chunk=blocks_per_chunk, block_size=block_size, min_chunk_bytes=min_chunk_bytes
@@ -156,7 +160,8 @@ class Offloader:
                 unit = self.chunking.tokens_per_hash
                 self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking)
             self._closed = False
-            self._flow = TierFlow(self.ledger, self.mover, levels, self._lock)
+            self._warned = False
+            self._flow = TierFlow(self.ledger, self.mover, levels, self._lock, ask_s)
             self._promoter = Promoter(
                 self.ledger,
                 self._flow,
@@ -204,7 +209,8 @@ class Offloader:
         Args:
             request_id: as for `Ledger.lookup`, and so are those that are not named here.
             token_ids: the whole prompt.
-            hashes: or the engine's own prefix hashes.
+            hashes: or the engine's own prefix hashes. With lower tiers they name chunks for other processes and times:
+                they must be the same everywhere, of 128 bits or more, and cover all that the cache depends on.
             num_tokens: tokens of the prompt; only with `hashes`.
             device_tokens: the prefix the device holds.
             salt: tells equal tokens apart.
@@ -249,6 +255,8 @@ class Offloader:
                 )
             request = self.ledger.request(request_id)
             self._flow.use(request)
+            if self._flow.levels and hashes is not None:
+                self._warn_of_ints(hashes)
             if not self._flow.has_choice(request, found, restore):
                 return found
         return self._promoter.chosen(request_id, request, found, ranks=ranks, restore=restore, wait_s=wait)
@@ -653,6 +661,13 @@ class Offloader:
         """Completes the jobs that ended, without waiting; `poll` tells of them."""
         with self._locked():
             self._see_ended()
+
+    def _warn_of_ints(self, hashes: Sequence[Any]) -> None:
+        if not self._warned and any(not isinstance(one, (bytes, bytearray)) for one in hashes[:1]):
+            self._warned = True
+            _LOG.warning(
+                "`hashes` are ints, and with `tiers` must be the same in every process: Python's `hash` is not"
+            )
 
     def _see_ended(self) -> None:
         self._flow.tick()

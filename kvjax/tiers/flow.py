@@ -26,7 +26,7 @@ from kvjax.tiers.pool_bytes import Mover, PoolBytes
 from kvjax.tiers.reader import Part, Reader
 from kvjax.tiers.search import ABSENT, ChunksBelow, ChunksDownTo, tiers_of
 from kvjax.tiers.speed import Speed
-from kvjax.tiers.tier import Tier
+from kvjax.tiers.tier import Tier, TierTimeoutError
 from kvjax.tiers.writer import Writer
 
 _log = logging.getLogger(__name__)
@@ -72,13 +72,22 @@ class TierFlow:
         mover: which owns the pool's bytes.
         tiers: from the fastest one down, as `opened` returns them.
         lock: the offloader's, which guards the ledger; it is free while tiers are waited for.
+        ask_s: how long a lookup asks tiers at most, in seconds; `None`: a quarter of a second.
     """
 
-    def __init__(self, ledger: Ledger, mover: Mover, tiers: Sequence[Tier], lock: threading.RLock):
+    def __init__(
+        self,
+        ledger: Ledger,
+        mover: Mover,
+        tiers: Sequence[Tier],
+        lock: threading.RLock,
+        ask_s: float | None = None,
+    ):
         self.levels = [Level(tier, index) for index, tier in enumerate(tiers)]
         self.load_speed = Speed()  # from the host pool to the device, in bytes
         self.prefill_speed = Speed()  # in tokens
         self.num_restored = self.num_recomputed = 0
+        self._patience_s = _ASKED_FOR_S if ask_s is None else ask_s
         self._ledger = ledger
         self._chunking = ledger.chunking
         self._lock = lock
@@ -164,7 +173,7 @@ class TierFlow:
                 level.note_used(request.namespace)
             self._writer.wake()
         levels = [level for level, is_hidden in zip(self.levels, hidden, strict=True) if not is_hidden]
-        deadline = time.monotonic() + _ASKED_FOR_S
+        deadline = time.monotonic() + self._patience_s
 
         def ask(group_idx: int, keys: list[bytes]) -> np.ndarray:
             return self._ask(
@@ -252,7 +261,10 @@ class TierFlow:
                 raise
             except BaseException as error:  # noqa: BLE001  # whatever a tier raises or returns, it has nothing
                 with self._lock:
-                    level.failed("looking", error)
+                    if isinstance(error, TierTimeoutError) and deadline - now < self._patience_s / 2:
+                        level.counts.errors += 1  # others had taken its time
+                    else:
+                        level.failed("looking", error)
                 continue
             with self._lock:
                 level.health.answered()

@@ -271,6 +271,15 @@ def test_a_tier_that_cannot_be_asked_has_nothing(entries, fault):
     engine.offloader.close(flush=False)
 
 
+def test_hashes_of_ones_own_that_are_ints_are_warned_of_once(caplog):
+    engine = engine_with(MemoryTier(), layout=layouts.UNIFORM)
+    for n in range(3):
+        engine.offloader.lookup(n, hashes=[1, 2], num_tokens=8)
+        engine.offloader.lookup(str(n), hashes=[b"1" * 16], num_tokens=4)
+    assert sum("`hashes` are ints" in record.message for record in caplog.records) == 1
+    engine.offloader.close()
+
+
 def test_a_tier_that_says_it_has_what_it_has_not_costs_a_miss():
     faulty = FaultyTier(MemoryTier(), FaultsOf({"exists": Fault.LIE}))
     engine = engine_with(faulty)
