@@ -20,6 +20,8 @@ from kvjax.tiers.flow import Found, TierFlow
 # How long a wait sleeps between two looks.
 _SLEEP_S = 0.005
 _NO_DEADLINE_S = 1e9
+# Times that a promotion for which the pool makes no room is tried for less.
+_MOST_TRIES = 12
 
 
 class Promoter:
@@ -112,19 +114,24 @@ class Promoter:
         return self._promote(None, found, found.hit(), deadline_s)
 
     def _promote(self, request_id: Hashable, found: Found, hit: Hit, deadline_s: float | None) -> Job | None:
-        """Starts to bring what a hit needs, if that is still wanted."""
+        """Starts to bring what a hit needs, if that is still wanted; less of it where there is no room for all."""
         limit = self._deadline_s if deadline_s is None else deadline_s
-        with self._opened():
-            if request_id is not None and not self._ledger.is_current(request_id, found.request):
+        hit = self._flow.fitting(found, hit)
+        for _ in range(_MOST_TRIES):
+            with self._opened():
+                if request_id is not None and not self._ledger.is_current(request_id, found.request):
+                    return None
+                started = self._flow.promote(request_id, found, hit, _NO_DEADLINE_S if limit is None else limit)
+                if started is not None:
+                    promotion, fetch = started
+                    if promotion.num_chunks or promotion.after:
+                        return self._jobs.add(request_id, "promote", promotion, fetch, limit)
+                    self._ledger.complete_promotion(promotion, ok=True)
+                    return None
+            if hit.hit_tokens <= found.request.fallback:
                 return None
-            started = self._flow.promote(request_id, found, hit, _NO_DEADLINE_S if limit is None else limit)
-            if started is None:
-                return None
-            promotion, fetch = started
-            if not promotion.num_chunks and not promotion.after:
-                self._ledger.complete_promotion(promotion, ok=True)
-                return None
-            return self._jobs.add(request_id, "promote", promotion, fetch, limit)
+            hit = found.hit((found.request.fallback + hit.hit_tokens) // 2)
+        return None
 
     def _await(self, job: Job, wait_s: float) -> None:
         until = time.monotonic() + wait_s

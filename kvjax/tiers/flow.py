@@ -35,8 +35,6 @@ MOST_TIERS = 8
 # How long the tiers are asked, in seconds, at most, what they have of a prompt; after that they have nothing.
 _ASKED_FOR_S = 0.25
 _ASKED_GRACE_S = 0.01
-# Times that a promotion without room is tried anew for less.
-_MOST_TRIES = 12
 _KEPT_FREE_BYTES = 64 * 2**20
 
 
@@ -125,10 +123,10 @@ class TierFlow:
     def promote(
         self, request_id: Hashable, found: Found, hit: Hit, deadline_s: float
     ) -> tuple[Promotion, Fetch] | None:
-        """Starts to bring what a hit needs and the pool lacks; less of it where there is no room for all. Returns
-        `None` if the request's chunks were invalidated meanwhile, or the pool's policy fails."""
+        """Starts to bring what a hit needs and the pool lacks. Returns `None` if there is no room, the request's chunks
+        were invalidated meanwhile, or the pool's policy fails."""
         try:
-            promotion = self._prepared(request_id, found, hit)
+            promotion = self._ledger.prepare_promotion(request_id, found.request, hit, tiers_of(found.masks))
         except PolicyError as error:  # the next store raises it
             _log.warning("nothing is promoted: %s", error)
             promotion = None
@@ -212,6 +210,16 @@ class TierFlow:
             self.num_recomputed += not decision.restores and len(options) > 1
         return decision, ways[options.index(decision.chosen)]
 
+    def fitting(self, found: Found, hit: Hit) -> Hit:
+        """Returns a hit, or the largest one below it for which promotions may hold enough of the pool now."""
+        low, high = found.request.fallback, hit.hit_tokens
+        if self._may_promote(found, hit):
+            return hit
+        while high - low > 1:  # `low` fits, `high` does not
+            middle = (low + high) // 2
+            low, high = (middle, high) if self._may_promote(found, found.hit(middle)) else (low, middle)
+        return found.hit(low)
+
     def flush(self, until: float | None) -> bool:
         """Writes all that the tiers lack of the pool, and tells whether nothing was left undone.
 
@@ -243,6 +251,10 @@ class TierFlow:
         except Exception as error:  # noqa: BLE001  # whatever a tier raises, the others are closed
             with self._lock:
                 level.failed("closing", error)
+
+    def _may_promote(self, found: Found, hit: Hit) -> bool:
+        with self._lock:
+            return self._ledger.may_promote(found.request, hit, tiers_of(found.masks))
 
     def _ask(self, levels: Sequence[Level], names: list[EntryName], deadline: float) -> np.ndarray:
         """For each entry the number of the first tier that has it."""
@@ -296,24 +308,6 @@ class TierFlow:
         # Tiers are read side by side; a load that nobody measured yet is quick beside a tier.
         restore_s = None if len(known) < len(parts) else max(known, default=0.0) + (load or 0.0)
         return Option(source, hit.hit_tokens, num_bytes, int(below.sum()), restore_s, recompute)
-
-    def _prepared(self, request_id: Hashable, found: Found, hit: Hit) -> Promotion | None:
-        """A promotion of the hit, or of the largest one that there is room for."""
-        tiers = tiers_of(found.masks)
-        request, low, high = found.request, found.request.fallback, hit.hit_tokens
-        if not self._ledger.may_promote(request, hit, tiers):
-            while high - low > 1:  # `low` fits, `high` does not
-                middle = (low + high) // 2
-                low, high = (
-                    (middle, high) if self._ledger.may_promote(request, found.hit(middle), tiers) else (low, middle)
-                )
-            hit = found.hit(low)
-        for _ in range(_MOST_TRIES):
-            promotion = self._ledger.prepare_promotion(request_id, request, hit, tiers)
-            if promotion is not None or hit.hit_tokens <= request.fallback:
-                return promotion
-            hit = found.hit((request.fallback + hit.hit_tokens) // 2)
-        return None
 
 
 def opened(tiers: Sequence[Tier | str], show_progress: bool | None = None) -> list[Tier]:

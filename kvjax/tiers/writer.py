@@ -293,8 +293,7 @@ class Writer:
         while True:
             with self._changed:
                 while not self._stopped and not self._has_work(level):
-                    waits = [level.health.pause_s or None, level.clears_in_s]
-                    left = min((wait for wait in waits if wait is not None), default=None)
+                    left = level.health.pause_s or level.clears_in_s
                     self._changed.wait(None if left is None else max(left, _SHORTEST_WAIT_S))
                 if self._stopped:
                     return
