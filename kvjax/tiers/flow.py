@@ -166,9 +166,9 @@ class TierFlow:
     def find(self, request: Request, *, ranks: Sequence[Restorable] = ()) -> Found:
         """Looks for the chunks of a request in the pool and all tiers, where the hit may need them."""
         with self._lock:
-            hidden = [level.is_hidden(request.namespace) for level in self.levels]
+            hidden = [level.clearing.is_hidden(request.namespace) for level in self.levels]
             for level in self.levels:
-                level.note_used(request.namespace)
+                level.clearing.note_used(request.namespace)
             self._writer.wake()
         levels = [level for level, is_hidden in zip(self.levels, hidden, strict=True) if not is_hidden]
         deadline = time.monotonic() + self._patience_s

@@ -139,9 +139,9 @@ class Writer:
         """Entries of a namespace, or of all, are absent from now on, and are deleted in the background."""
         for level in self._levels:
             if namespace is None:
-                level.hide_all()
+                level.clearing.hide_all()
             else:
-                level.hide(namespace)
+                level.clearing.hide(namespace)
             # What waits was computed before, and would be written after the others were deleted.
             frames = list(level.frames)
             level.frames.clear()
@@ -262,7 +262,7 @@ class Writer:
             slots, epochs = np.array(some, np.int64).T
             good = self._pool.still_held(slots, epochs) & ((self._where[slots] & level.bit) == 0)
             for item in self._outgoing(slots[good]):
-                if level.is_hidden(item.name.namespace):
+                if level.clearing.is_hidden(item.name.namespace):
                     continue
                 if room > 0:
                     chosen.append(item)
@@ -293,7 +293,7 @@ class Writer:
         while True:
             with self._changed:
                 while not self._stopped and not self._has_work(level):
-                    left = level.health.pause_s or level.clears_in_s
+                    left = level.health.pause_s or level.clearing.clears_in_s
                     self._changed.wait(None if left is None else max(left, _SHORTEST_WAIT_S))
                 if self._stopped:
                     return
@@ -312,9 +312,9 @@ class Writer:
                 self._changed.notify_all()
 
     def _next_work(self, level: Level) -> Callable[[], None]:
-        namespace = level.next_to_clear()
+        namespace = level.clearing.next_to_clear()
         if namespace is not None:
-            return partial(self._clear, level, namespace, level.times_hidden(namespace))
+            return partial(self._clear, level, namespace, level.clearing.times_hidden(namespace))
         level.in_hand = self._take(level)
         if level.in_hand or not level.uses:
             return partial(self._write, level, level.in_hand)
@@ -323,7 +323,7 @@ class Writer:
 
     def _has_work(self, level: Level) -> bool:
         refs = level.refs and self._bytes.any_thread
-        return bool(level.health.is_up and (level.next_to_clear() or level.frames or refs or level.uses))
+        return bool(level.health.is_up and (level.clearing.next_to_clear() or level.frames or refs or level.uses))
 
     def _take(self, level: Level) -> list[Outgoing]:
         """Some distinct chunks to write: first those that left the pool."""
@@ -332,7 +332,7 @@ class Writer:
         while level.frames and len(batch) < _MOST_AT_A_TIME and num_bytes < _MOST_BYTES_AT_A_TIME:
             item = level.frames.popleft()
             num_bytes += item.name.num_bytes
-            hidden = level.is_hidden(item.name.namespace)
+            hidden = level.clearing.is_hidden(item.name.namespace)
             level.counts.dropped += hidden
             if hidden or item.name in batch:
                 self._release(level, item)
@@ -380,7 +380,7 @@ class Writer:
         frames = [self._finished(item) for item in batch]
         with self._changed:
             for namespace in {item.name.namespace for item in batch}:
-                level.note_used(namespace)
+                level.clearing.note_used(namespace)
         futures = self._begun(level, batch, frames, deadline)
         good: dict[bool, list[Outgoing]] = {True: [], False: []}
         num_bytes = num_failed = 0
@@ -392,7 +392,7 @@ class Writer:
                 num_failed += 1
                 with self._changed:
                     if isinstance(error, (TierTimeoutError, TierUnavailableError)) or not isinstance(error, TierError):
-                        level.may_turn_up([item.name])
+                        level.clearing.may_turn_up([item.name])
                     level.failed("writing", error)
                     if not future.done():
                         _keep(item)
@@ -412,7 +412,7 @@ class Writer:
                 raise TierError(f"{len(futures)} futures for {len(names)} entries")
         except BaseException:
             with self._changed:
-                level.may_turn_up(names)
+                level.clearing.may_turn_up(names)
                 for item in batch:
                     _keep(item)
             raise
@@ -453,7 +453,7 @@ class Writer:
         slots, epochs = np.array([(item.slot, item.epoch) for item in items], np.int64).T
         with self._changed:
             level.health.answered()
-            level.turned_up(item.name for item in items)
+            level.clearing.turned_up(item.name for item in items)
             if new:
                 level.counts.chunks_written += len(items)
                 level.counts.bytes_written += sum(item.name.num_bytes - frame.HEADER_BYTES for item in items)
@@ -468,7 +468,7 @@ class Writer:
         """Deletes what a tier has of a namespace, which was hidden so many times."""
         began_at = time.monotonic()
         with self._changed:
-            names = list(level.uncertain.get(namespace, ()))
+            names = list(level.clearing.uncertain.get(namespace, ()))
         for name in level.tier.list(namespace):
             names.append(name)
             if len(names) >= _DELETED_AT_A_TIME:
@@ -477,7 +477,7 @@ class Writer:
         self._delete(level, names)
         with self._changed:
             level.health.answered()
-            level.cleared(namespace, times, began_at)
+            level.clearing.cleared(namespace, times, began_at)
 
     def _delete(self, level: Level, names: list[EntryName]) -> None:
         deadline = time.monotonic() + level.tier.timeout_s

@@ -529,10 +529,10 @@ class TestInvalidation:
         engine.offloader.flush(timeout_s=5)
         faulty.choose = no_faults
         level.health.answered()
-        level._turn_up_until.update(dict.fromkeys(level._turn_up_until, 0.0))  # as if its time were over
+        level.clearing._turn_up_until.clear()  # as if its time were over
         engine.invalidate()
         assert engine.offloader.flush(timeout_s=60)
-        assert not level.uncertain
+        assert not level.clearing.uncertain
         assert not inner.entries
         engine.offloader.close()
 

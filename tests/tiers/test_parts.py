@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from kvjax.decision import Option, decide
 from kvjax.keys import HASH_BYTES, chunk_key
 from kvjax.tiers.buffers import Buffers, view_of
+from kvjax.tiers.clearing import Clearing
 from kvjax.tiers.entries import MOST_ENTRY_BYTES, ROOT, EntryName, folder_of, parse_name
 from kvjax.tiers.fetch import Fetch
 from kvjax.tiers.frame import (
@@ -25,10 +26,8 @@ from kvjax.tiers.frame import (
 )
 from kvjax.tiers.futures import result_of
 from kvjax.tiers.health import Health
-from kvjax.tiers.level import Level
 from kvjax.tiers.speed import Speed
 from kvjax.tiers.tier import TierTimeoutError
-from tests.support.tiers import MemoryTier
 
 DIGESTS = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)
 
@@ -306,66 +305,71 @@ class TestResults:
             result_of(future, math.inf)
 
 
-class TestLevels:
+class TestClearing:
     ONE, OTHER = bytes(16), bytes([1] * 16)
 
     @pytest.fixture
-    def level(self):
-        tier = MemoryTier(timeout_s=5)
-        yield Level(tier, 0)
-        tier.close()
+    def clearing(self):
+        return Clearing(timeout_s=5, clears=True)
 
-    def clear(self, level, namespace, *, meanwhile=lambda: None, now=None):
-        times = level.times_hidden(namespace)
+    def clear(self, clearing, namespace, *, meanwhile=lambda: None, now=None):
+        times = clearing.times_hidden(namespace)
         meanwhile()
-        level.cleared(namespace, times, time.monotonic() if now is None else now)
+        clearing.cleared(namespace, times, time.monotonic() if now is None else now)
 
-    def test_what_is_hidden_twice_while_it_is_cleared_is_cleared_once_more(self, level):
-        level.hide(self.ONE)
-        assert level.next_to_clear() == self.ONE
-        self.clear(level, self.ONE, meanwhile=lambda: level.hide(self.ONE))
-        assert level.is_hidden(self.ONE)
-        self.clear(level, self.ONE)
-        assert not level.is_hidden(self.ONE)
-        assert level.idle
+    def test_what_is_hidden_twice_while_it_is_cleared_is_cleared_once_more(self, clearing):
+        clearing.hide(self.ONE)
+        assert clearing.next_to_clear() == self.ONE
+        self.clear(clearing, self.ONE, meanwhile=lambda: clearing.hide(self.ONE))
+        assert clearing.is_hidden(self.ONE)
+        self.clear(clearing, self.ONE)
+        assert not clearing.is_hidden(self.ONE)
+        assert not clearing.waiting
 
-    def test_all_are_hidden_those_that_were_used_at_once_and_others_when_they_are_asked_for(self, level):
-        level.note_used(self.ONE)
-        level.hide_all()
-        assert list(level.to_clear) == [self.ONE]
-        assert level.is_hidden(self.OTHER)
-        assert list(level.to_clear) == [self.ONE, self.OTHER]
+    def test_all_are_hidden_those_that_were_used_at_once_and_others_when_they_are_asked_for(self, clearing):
+        clearing.note_used(self.ONE)
+        clearing.hide_all()
+        assert list(clearing.waiting) == [self.ONE]
+        assert clearing.is_hidden(self.OTHER)
+        assert list(clearing.waiting) == [self.ONE, self.OTHER]
         for one in (self.ONE, self.OTHER):
-            self.clear(level, one)
-            assert not level.is_hidden(one)
+            self.clear(clearing, one)
+            assert not clearing.is_hidden(one)
 
-    def test_an_entry_that_may_turn_up_has_its_namespace_cleared_once_more(self, level):
+    def test_an_entry_that_may_turn_up_has_its_namespace_cleared_once_more(self, clearing):
         name = EntryName(self.ONE, chunk_key(self.ONE, 0, self.ONE), 500)
-        level.may_turn_up([name])
-        level.hide(self.ONE)
-        level.hide(self.OTHER)
-        self.clear(level, self.ONE)
-        assert level.is_hidden(self.ONE)
-        assert level.next_to_clear() == self.OTHER, "others do not wait for it"
-        self.clear(level, self.OTHER)
-        assert level.next_to_clear() is None
-        assert 0 < level.clears_in_s <= 5
-        assert not level.idle
-        self.clear(level, self.ONE, now=math.inf)
-        assert not level.is_hidden(self.ONE)
-        assert not level.uncertain
+        clearing.may_turn_up([name])
+        clearing.hide(self.ONE)
+        clearing.hide(self.OTHER)
+        self.clear(clearing, self.ONE)
+        assert clearing.is_hidden(self.ONE)
+        assert clearing.next_to_clear() == self.OTHER, "others do not wait for it"
+        self.clear(clearing, self.OTHER)
+        assert clearing.next_to_clear() is None
+        assert 0 < clearing.clears_in_s <= 5
+        assert clearing.waiting
+        self.clear(clearing, self.ONE, now=math.inf)
+        assert not clearing.is_hidden(self.ONE)
+        assert not clearing.uncertain
 
-    def test_names_that_may_turn_up_are_bounded(self, level, monkeypatch):
-        monkeypatch.setattr("kvjax.tiers.level._MOST_UNCERTAIN", 10)
+    def test_names_that_may_turn_up_are_bounded(self, clearing, monkeypatch):
+        monkeypatch.setattr("kvjax.tiers.clearing.MOST_UNCERTAIN", 10)
         for n in range(100):
             namespace = n.to_bytes(16, "big")
-            level.may_turn_up(EntryName(namespace, chunk_key(bytes([k] * 16), 0, namespace), 500) for k in range(50))
-            level.note_used(namespace)
-        assert len(level.uncertain) <= 10
-        assert all(len(names) <= 10 for names in level.uncertain.values())
+            clearing.may_turn_up(EntryName(namespace, chunk_key(bytes([k] * 16), 0, namespace), 500) for k in range(50))
+            clearing.note_used(namespace)
+        assert len(clearing.uncertain) <= 10
+        assert all(len(names) <= 10 for names in clearing.uncertain.values())
 
-    def test_an_entry_that_is_there_will_not_turn_up(self, level):
+    def test_an_entry_that_is_there_will_not_turn_up(self, clearing):
         name = EntryName(self.ONE, chunk_key(self.ONE, 0, self.ONE), 500)
-        level.may_turn_up([name])
-        level.turned_up([name, name])
-        assert not level.uncertain
+        clearing.may_turn_up([name])
+        clearing.turned_up([name, name])
+        assert not clearing.uncertain
+
+    def test_of_a_tier_that_is_only_read_what_is_hidden_stays_hidden(self):
+        clearing = Clearing(timeout_s=5, clears=False)
+        clearing.hide(self.ONE)
+        assert clearing.is_hidden(self.ONE)
+        assert clearing.next_to_clear() is None
+        assert not clearing.waiting
