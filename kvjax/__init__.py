@@ -2,6 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
+from kvjax import tiers as tiers
 from kvjax.chunking import Chunking as Chunking
 from kvjax.chunking import resolve_chunking as resolve_chunking
 from kvjax.configs import layout_from_config as layout_from_config

@@ -240,7 +240,7 @@ class Ledger:
 
         Arguments and errors are those of `lookup`; nothing is registered or touched.
         """
-        request = self._lookups.new_request(self.namespace(salt), token_ids, hashes, num_tokens, Limits())
+        request = self.new_request(token_ids, hashes=hashes, num_tokens=num_tokens, salt=salt)
         try:
             return restorable_of(self._lookups.asked_for(request, device_tokens))
         finally:

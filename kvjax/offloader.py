@@ -13,6 +13,7 @@ import jax
 
 from kvjax._checks import integer, seconds
 from kvjax.chunking import resolve_chunking
+from kvjax.coverage import restorable_of
 from kvjax.decision import Restore, check_restore
 from kvjax.groups import CacheLayout
 from kvjax.handles import Load, Lookup, Store
@@ -261,6 +262,29 @@ class Offloader:
                 return found
         return self._promoter.chosen(request_id, request, found, ranks=ranks, restore=restore, wait_s=wait)
 
+    def restorable(
+        self,
+        token_ids: Any = None,
+        *,
+        hashes: Sequence[Any] | None = None,
+        num_tokens: int | None = None,
+        device_tokens: int | Mapping[str, int] = 0,
+        salt: str | bytes = b"",
+    ) -> Restorable:
+        """Returns the positions at which this rank could resume a prompt, lower tiers included, to send to the others
+        before `lookup`. What is in a tier must still come: see `Ledger.restorable` for what is in the pool alone.
+
+        Arguments and errors are those of `lookup`; nothing is registered or touched.
+        """
+        with self._open():
+            request = self.ledger.new_request(token_ids, hashes=hashes, num_tokens=num_tokens, salt=salt)
+        request.device_tokens = dict(device_tokens) if isinstance(device_tokens, Mapping) else device_tokens
+        try:
+            return restorable_of(self._flow.find(request).asked)
+        finally:
+            with self._locked():
+                self.ledger.forget(request)
+
     def prefetch(
         self,
         token_ids: Any = None,
@@ -441,7 +465,8 @@ class Offloader:
     # --- jobs -----------------------------------------------------------------------------------------
 
     def poll(self) -> list[JobResult]:
-        """Returns the results of jobs that ended, each once, without waiting."""
+        """Returns the results of jobs that ended, each once, without waiting; those of promotions that lookups started
+        and did not wait for are among them."""
         with self._open():
             self._see_ended()
             return self._jobs.take_ended()

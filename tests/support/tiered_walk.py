@@ -57,6 +57,7 @@ class TieredWalk:
         self.write = write
         self.entries = [OrderedDict[str, bytes](), OrderedDict[str, bytes]()]
         self.weights = 0
+        self.model = ""
         self.of_tenant: dict[bytes, int] = {}
         self.seen = {"bytes_compared": 0, "promoted": 0, "bad": 0, "faults": 0, "written": 0, "restarts": 0}
         self.start()
@@ -70,12 +71,19 @@ class TieredWalk:
             FaultyTier(MemoryTier("lower", entries=self.entries[1], timeout_s=SOON_S)),
         ]
         self.engine = ServingEngine(
-            LAYOUT, NUM_BLOCKS, blocks_per_chunk={"full": 2}, checkpoint_tokens=8, tiers=self.tiers, **self.options
+            LAYOUT,
+            NUM_BLOCKS,
+            blocks_per_chunk={"full": 2},
+            checkpoint_tokens=8,
+            model=self.model,
+            tiers=self.tiers,
+            **self.options,
         )
         self.faulty = inject(self.engine.offloader, num_polls=2, settles=True)
         self.engine.weights, self.engine.of_tenant = self.weights, self.of_tenant
-        # What was invalidated may still be in a tier that was down; a new process must tell its weights apart.
-        self.engine.offloader.update_model(f"{self.weights} {self.of_tenant}")
+        for salt in (b"", b"tenant"):  # a process clears all namespaces that it has used
+            self.engine.offloader.lookup("first", [0], salt=salt)
+            self.engine.offloader.finish("first")
         self.lives = QuietLives(self.engine)
         self.known: dict[str, Life] = {}
 
@@ -162,6 +170,7 @@ class TieredWalk:
         what = self.rng.random()
         if what < 0.1:
             self.engine.update_model()
+            self.model = f"weights {self.engine.weights}"
         elif what < 0.4:
             self.engine.invalidate(None if what < 0.2 else b"tenant")
         self.weights, self.of_tenant = self.engine.weights, self.engine.of_tenant
@@ -209,6 +218,9 @@ class TieredWalk:
         self.seen["bad"] += sum(tier.bad_chunks for tier in stats.tiers)
         self.seen["written"] += sum(tier.chunks_written for tier in stats.tiers)
         self.seen["faults"] += sum(tier.counts.total() for tier in self.tiers)
+        for level in self.engine.offloader._flow.levels:
+            level.health.answered()
+        assert self.engine.offloader.flush(timeout_s=60), "what was invalidated is deleted"
         entries = [OrderedDict(held) for held in self.entries]
         check_nothing_is_left(self.engine, self.faulty)
         self.engine.offloader.close(timeout_s=10)

@@ -651,6 +651,29 @@ class TestPromotions:
         engine.offloader.close()
 
 
+def test_ranks_that_have_a_prompt_in_their_tiers_alone_resume_it_together():
+    """Each rank told the others what its pool had, which was nothing; no tier was ever read."""
+    tokens, ranks = np.append(PROMPT, 1), []
+    for shard in ("0", "1"):
+        held = OrderedDict()
+        stored_in(held, shard=shard)
+        if shard == "1":  # one chunk is lost: the other rank could go further
+            del held[next(text for text in held if parse_name(text).group_idx == 0)]
+        ranks.append(engine_with(MemoryTier(entries=held), shard=shard))
+    told = [engine.offloader.restorable(tokens) for engine in ranks]
+    assert told[0].largest() == 32 > told[1].largest()
+    hits = [
+        engine.look_up(Served("r", tokens), ranks=[other]).hit_tokens
+        for engine, other in zip(ranks, reversed(told), strict=True)
+    ]
+    assert hits[0] == hits[1] == (told[0] & told[1]).largest()
+    again = [engine.offloader.ledger.restorable(tokens) for engine in ranks]
+    assert all(hits[0] in one for one in again)
+    for engine in ranks:
+        assert engine.offloader.ledger.num_requests == 1
+        engine.offloader.close(flush=False)
+
+
 class TestDecisions:
     def test_without_a_measured_rate_all_is_restored(self, entries):
         engine = engine_with(MemoryTier(entries=entries))
