@@ -13,6 +13,7 @@ DEFAULT_MAX_BYTES = 100 * 2**30
 _FORMS = "file:///path, s3://bucket/path/, gs://bucket/path/, redis://, rediss:// or redis+unix://"
 _REDIS = ("redis", "rediss", "redis+unix")
 _COMMON = ("max_bytes", "write", "timeout_s", "max_pending_bytes")
+_ANY_REGION = "us-east-1"
 _OPTIONS = {"file": _COMMON, "gs": _COMMON, "s3": (*_COMMON, "endpoint", "region")}
 _OBJECT_THREADS = 16  # requests wait for the network, not for a CPU
 
@@ -35,7 +36,8 @@ def open_tier(url: str, *, show_progress: bool | None = None) -> Tier:
 
     Options follow a `?`, joined by `&`: `max_bytes` (default `100GiB`) and `max_pending_bytes`, digits with an optional
     B, KiB, MiB, GiB or TiB; `write` (`through`, `back` or `never`); `timeout_s`; for S3 also `endpoint` (such as
-    `http://127.0.0.1:9000`) and `region`.
+    `http://127.0.0.1:9000`) and `region` (with an `endpoint` us-east-1 by default; name it for AWS, too: without it
+    AWS is asked, and threads may be stuck if it cannot be reached then).
 
     Args:
         url: of the tier. What a path holds of `%`, `?` and `#` is escaped, as in all URLs.
@@ -150,6 +152,10 @@ def _spec(parts: SplitResult, path: str, options: dict[str, str]) -> dict[str, A
         if not _ENDPOINT.fullmatch(options["endpoint"]):
             raise ValueError("`endpoint` must be http://host:port or https://host:port, and hold nothing else")
         spec["endpoint"] = options["endpoint"].rstrip("/")
+    if "endpoint" in options:
+        # Without a region TensorStore asks the server for it, and if that is down, threads of the process are stuck
+        # for good. Servers of one's own hardly care.
+        spec["aws_region"] = _ANY_REGION
     if "region" in options:
         spec["aws_region"] = _match(_REGION, options, "region", "lower-case letters, digits and dashes")
     return spec
