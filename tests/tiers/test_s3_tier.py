@@ -8,7 +8,6 @@ import pytest
 from kvjax.tiers import TierError, TierTimeoutError, TierUnavailableError, open_tier
 from kvjax.tiers.kvstore import KVStoreTier
 from kvjax.tiers.object_store import ObjectStore
-from kvjax.tiers.urls import open_tier
 from tests.support.entries import LONG_S, entry, later
 from tests.support.s3_server import BUCKET, SECRET, S3Server
 from tests.tiers.conformance import TierConformance, delete, exists, get, put, result
@@ -232,7 +231,7 @@ def exists_or_none(tier, one):
 
 
 def test_servers_that_are_down_leave_no_thread_of_the_process_stuck(server):
-    """TensorStore asked each for its region; after two that were down, nothing in the process got an answer any more."""
+    """TensorStore asked each for its region; after two that were down, nothing in the process got an answer."""
     for port in (1, 2, 3, 4):
         down = open_tier(f"s3://{BUCKET}/x/?endpoint=http://127.0.0.1:{port}&timeout_s=2")
         with pytest.raises(TierUnavailableError):
