@@ -1,4 +1,4 @@
-"""One thread serves requests from tiers, others ask, flush, fetch ahead and invalidate. All restored bytes are compared."""
+"""One thread serves requests from tiers, others ask, flush, fetch and invalidate. All restored bytes are compared."""
 
 from collections import OrderedDict
 from itertools import count
