@@ -68,6 +68,9 @@ class Fetch:
         try:
             write()
             self._came[row] = True
+        except BaseException:
+            self._why = self._why or "a chunk could not be put into the pool"
+            raise
         finally:
             with self._changed:
                 self._num_landing -= 1

@@ -1,5 +1,6 @@
 """What comes up: entries that a promotion asked for are read, verified and put into the pool."""
 
+import logging
 import threading
 import time
 from collections import deque
@@ -18,6 +19,8 @@ from kvjax.tiers.futures import GRACE_S
 from kvjax.tiers.level import Level
 from kvjax.tiers.pool_bytes import PoolBytes
 from kvjax.tiers.tier import TierError, TierTimeoutError
+
+_log = logging.getLogger(__name__)
 
 _THREADS_PER_TIER = 2
 _MOST_AT_A_TIME = 16
@@ -114,7 +117,10 @@ class Reader:
         while self._landed:
             fetch, row, group_idx, units, memory = self._landed.popleft()
             payload = memory[frame.HEADER_BYTES :]
-            fetch.land(row, lambda g=group_idx, u=units, p=payload: self._bytes.copy_in(g, u, p))
+            try:
+                fetch.land(row, lambda g=group_idx, u=units, p=payload: self._bytes.copy_in(g, u, p))
+            except Exception:  # a program failed: the chunk is a miss
+                _log.exception("a chunk of a lower tier could not be put into the host pool")
             fetch.end([row])
             self._buffers.give(memory)
 

@@ -571,6 +571,22 @@ class TestPromotions:
         assert restored(engine, PROMPT) == 32
         engine.offloader.close()
 
+    def test_a_program_that_fails_to_put_a_chunk_into_the_pool_costs_a_miss(self, entries, monkeypatch):
+        engine = engine_with(MemoryTier(entries=entries), transfer="pinned")
+        write = engine.offloader.mover.write_chunks
+        calls = iter([True])
+
+        def fails_once(*args):
+            if next(calls, False):
+                raise RuntimeError("no such kernel")
+            write(*args)
+
+        monkeypatch.setattr(engine.offloader.mover, "write_chunks", fails_once)
+        assert restored(engine, PROMPT) < 32
+        assert restored(engine, PROMPT) == 32
+        engine.offloader.check_integrity()
+        engine.offloader.close()
+
     def test_what_comes_late_is_found_by_the_next_lookup(self, entries):
         engine = engine_with(MemoryTier(entries=entries))
         request = Served("again", np.append(PROMPT, 1))
