@@ -119,7 +119,7 @@ class Reader:
             payload = memory[frame.HEADER_BYTES :]
             try:
                 fetch.land(row, lambda g=group_idx, u=units, p=payload: self._bytes.copy_in(g, u, p))
-            except Exception:  # a program failed: the chunk is a miss
+            except Exception:  # noqa: BLE001  # a program failed: the chunk is a miss
                 _log.exception("a chunk of a lower tier could not be put into the host pool")
             fetch.end([row])
             self._buffers.give(memory)
