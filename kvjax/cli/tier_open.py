@@ -68,7 +68,7 @@ def opened(url: str) -> Iterator["Tier"]:
     try:
         yield tier
     except TierError as error:
-        reason = str(error).removeprefix(tier.name).lstrip(": ")
+        reason = str(error).removeprefix(tier.name).lstrip(": ").removeprefix("cannot be reached, or ")
         failed = "cannot be reached" if isinstance(error, TierUnavailableError) else "failed"
         raise ValueError(f"{tier.name} {failed}: {reason}") from error
     finally:
