@@ -68,7 +68,9 @@ def opened(url: str) -> Iterator["Tier"]:
     try:
         yield tier
     except TierError as error:
-        reason = str(error).removeprefix(tier.name).lstrip(": ").removeprefix("cannot be reached, or ")
+        reason = str(error).removeprefix(tier.name).lstrip(": ")
+        if reason.startswith("cannot be reached"):
+            raise ValueError(f"{tier.name} {reason}") from error
         failed = "cannot be reached" if isinstance(error, TierUnavailableError) else "failed"
         raise ValueError(f"{tier.name} {failed}: {reason}") from error
     finally:
