@@ -1,5 +1,6 @@
 """Entries as objects of a bucket."""
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -15,6 +16,7 @@ _CONTEXT = {
     "s3": {"s3_request_retries": _RETRIES, "aws_credentials": {"type": "environment"}},
     "gcs": {"gcs_request_retries": _RETRIES},
 }
+_CREDENTIALS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _TOO_SHORT = "OUT_OF_RANGE"
 _TOTAL_BYTES = re.compile(r"(?:total size|value of size) ([0-9]{1,15})\b")
 
@@ -32,11 +34,14 @@ class ObjectStore(Store):
         spec: of TensorStore's driver, `"s3"` or `"gcs"`.
 
     Raises:
-        ValueError: TensorStore refuses the spec.
+        ValueError: TensorStore refuses the spec, or the environment has no credentials for S3.
     """
 
     def __init__(self, url: str, spec: dict[str, Any]):
         super().__init__(url)
+        missing = [name for name in _CREDENTIALS if spec["driver"] == "s3" and not os.environ.get(name)]
+        if missing:  # each request without them would leave a thread of the process stuck
+            raise ValueError(f"{url!r} cannot be used: the environment must have {' and '.join(missing)}")
         self._absent = absent()
         try:
             self._values = open_store(spec, _CONTEXT[spec["driver"]])

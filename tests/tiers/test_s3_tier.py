@@ -240,3 +240,12 @@ def test_servers_that_are_down_leave_no_thread_of_the_process_stuck(server):
     tier = open_tier(f"s3://{BUCKET}/x/?endpoint={server.endpoint}")
     assert tier.usage().num_entries == 0
     tier.close()
+
+
+def test_a_bucket_without_credentials_is_refused(monkeypatch):
+    """Requests without them failed, and each left a thread of the process stuck, until no request got an answer."""
+    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
+    with pytest.raises(
+        ValueError, match="'s3://bucket/' cannot be used: the environment must have AWS_SECRET_ACCESS_KEY"
+    ):
+        open_tier("s3://bucket/")
