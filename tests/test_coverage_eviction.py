@@ -1,7 +1,7 @@
 """Ranks of eviction, blocks of a load and junctions, against the literal model."""
 
 import numpy as np
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from kvjax import coverage, retention
@@ -38,27 +38,33 @@ def searched_rank(chunking: Chunking, g: int, chunk_idx: int, positions: list[in
     return min(wanting, default=np.iinfo(np.int64).max)
 
 
+def end_of(chunking: Chunking, chunks: dict[int, np.ndarray]) -> int:
+    """The token after the last one that any chunk covers."""
+    return max((int(i[-1] + 1) * (chunking.tokens_per_chunk[g] or 0) for g, i in chunks.items() if len(i)), default=0)
+
+
 @settings(max_examples=700, deadline=None)
 @given(resident_prefixes())
 def test_ranks_equal_a_search(prefix):
     chunking, chunks = prefix
-    end = max((int(i[-1] + 1) * (chunking.tokens_per_chunk[g] or 0) for g, i in chunks.items() if len(i)), default=0)
-    positions = restorable(chunking, chunks, end + 1)
+    positions = restorable(chunking, chunks, end_of(chunking, chunks) + 1)
     for g, ranks in retention.eviction_ranks(chunking, chunks).items():
         assert ranks.tolist() == [searched_rank(chunking, g, int(i), positions) for i in chunks[g]]
 
 
 @settings(max_examples=700, deadline=None)
 @given(resident_prefixes())
+@example((cut(group("state", Recurrent(), 16), blocks=3), {0: np.arange(3)}))
 def test_evicting_from_the_highest_rank_down_leaves_every_position_below_it(prefix):
     """After each step the positions below the evicted rank are those of the start, no other has come, and each chunk
     that is left is below or part of one of them."""
     chunking, chunks = prefix
-    before = restorable(chunking, chunks, 90)
+    end = end_of(chunking, chunks) + 1
+    before = restorable(chunking, chunks, end)
     ranks = retention.eviction_ranks(chunking, chunks)
     for rank in sorted({int(r) for of_group in ranks.values() for r in of_group}, reverse=True):
         left = {g: indices[ranks[g] < rank] for g, indices in chunks.items()}
-        after = restorable(chunking, left, 90)
+        after = restorable(chunking, left, end)
         assert [p for p in after if p < rank] == [p for p in before if p < rank]
         assert set(after) <= set(before)
         usable = [p for p in before if p < rank]
@@ -70,8 +76,7 @@ def test_evicting_from_the_highest_rank_down_leaves_every_position_below_it(pref
 def test_a_chunk_is_of_use_if_some_position_requires_it(prefix):
     """And of no use if none does, but for chunks whose rank is a position that requires nothing."""
     chunking, chunks = prefix
-    end = max((int(i[-1] + 1) * (chunking.tokens_per_chunk[g] or 0) for g, i in chunks.items() if len(i)), default=0)
-    positions = [p for p in restorable(chunking, chunks, end + 1) if p]
+    positions = [p for p in restorable(chunking, chunks, end_of(chunking, chunks) + 1) if p]
     for g, ranks in retention.eviction_ranks(chunking, chunks).items():
         spec = chunking.layout.groups[g]
         useful = retention.of_use(chunking, g, chunks[g], ranks).tolist()
