@@ -7,8 +7,9 @@ from concurrent.futures import Future
 import numpy as np
 
 from kvjax._checks import integer
+from kvjax.tiers.deadlines import Deadlines
 from kvjax.tiers.entries import EntryName
-from kvjax.tiers.handover import Deadlines, Handover
+from kvjax.tiers.handover import Handover
 from kvjax.tiers.keeper import Keeper
 from kvjax.tiers.scans import FirstScan
 from kvjax.tiers.store import Found, Store
@@ -132,7 +133,7 @@ class KVStoreTier(Tier):
             return
         self._closed = True
         self._first_scan.close()
-        self._deadlines.close(self.timeout_s)
+        self._deadlines.close(TierUnavailableError(f"{self.name} is closed"), self.timeout_s)
         self._writers.close()
         self._readers.close()
 

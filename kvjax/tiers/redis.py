@@ -12,8 +12,9 @@ import numpy as np
 
 from kvjax._checks import integer, seconds
 from kvjax.tiers import redis_commands as commands
-from kvjax.tiers.answers import Answer, Deadlines, fail_all
+from kvjax.tiers.answers import Answer, fail_all
 from kvjax.tiers.bounded_socket import BoundedSocket
+from kvjax.tiers.deadlines import Deadlines
 from kvjax.tiers.entries import EntryName, folder_of, parse_name
 from kvjax.tiers.redis_connect import connect
 from kvjax.tiers.redis_url import RedisAddress, parse_redis_url
@@ -91,7 +92,7 @@ class RedisTier(Tier):
         self._sockets = weakref.WeakSet[BoundedSocket]()
         self._own = threading.local()  # `wire`: of the thread
         self._threads = ThreadPoolExecutor(self.connections, thread_name_prefix="kvjax-redis")
-        self._deadlines = Deadlines("kvjax-redis-deadlines")
+        self._deadlines = Deadlines(self.name)
 
     def put(self, names: Sequence[EntryName], frames: Sequence[memoryview], *, deadline: float) -> list[Future[bool]]:
         """Writes entries, see `Tier`. Several connections share them."""

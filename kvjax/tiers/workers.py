@@ -6,11 +6,12 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
-from kvjax.tiers.handover import Deadlines, EndedError, Handover
+from kvjax.tiers.deadlines import Deadlines
+from kvjax.tiers.handover import EndedError, Handover
 from kvjax.tiers.tier import TierError
 
 T = TypeVar("T")
-_Todo = Iterator[tuple[Callable[..., Any], tuple[Any, ...], Handover[Any]]]
+_Calls = Iterator[tuple[Callable[..., Any], tuple[Any, ...], Handover[Any]]]
 
 
 class Workers:
@@ -26,7 +27,7 @@ class Workers:
         self._tier = tier
         self._num_threads = num_threads
         self._deadlines = deadlines
-        self._calls: queue.SimpleQueue[_Todo | None] = queue.SimpleQueue()
+        self._calls: queue.SimpleQueue[_Calls | None] = queue.SimpleQueue()
         self._starting = threading.Lock()
         self._started = False
 
@@ -49,9 +50,9 @@ class Workers:
         """
         futures = [Handover[T]() for _ in tasks]
         self._deadlines.watch(futures, deadline)
-        todo = iter([(job, task, future) for task, future in zip(tasks, futures, strict=True) if not future.ended])
+        calls = iter([(job, task, future) for task, future in zip(tasks, futures, strict=True) if not future.ended])
         for _ in range(0, len(tasks), tasks_per_thread):
-            self._calls.put(todo)
+            self._calls.put(calls)
         self._start()
         return futures
 
@@ -72,8 +73,8 @@ class Workers:
                     threading.Thread(target=self._run, name="kvjax-tier", daemon=True).start()
 
     def _run(self) -> None:
-        while (todo := self._calls.get()) is not None:
-            for job, task, future in todo:  # the iterator of a list: several threads may take from it
+        while (calls := self._calls.get()) is not None:
+            for job, task, future in calls:  # the iterator of a list: several threads may take from it
                 if not future.ended:
                     self._do(job, task, future)
                 del job, task, future  # a thread that waits keeps nobody's buffer

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from kvjax.tiers.answers import Answer, Deadlines
+from kvjax.tiers.answers import Answer
+from kvjax.tiers.deadlines import Deadlines
 from kvjax.tiers.entries import EntryName
 from kvjax.tiers.tier import Tier, TierError, Usage
 from tests.support.tier_faults import (
@@ -54,7 +55,7 @@ class FaultyTier(Tier):
         self._closed = False
         self._late: list[tuple[Answer, threading.Event]] = []
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=self.name)
-        self._deadlines = Deadlines(f"{self.name}-deadlines")
+        self._deadlines = Deadlines(self.name)
 
     def settle(self) -> None:
         """Waits for all that went wrong, also for what was done after its future had ended."""

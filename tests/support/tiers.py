@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kvjax.tiers.answers import Answer, Deadlines
+from kvjax.tiers.answers import Answer
+from kvjax.tiers.deadlines import Deadlines
 from kvjax.tiers.entries import EntryName, folder_of, parse_name
 from kvjax.tiers.tier import Tier, TierError, TierFullError, Usage
 from tests.support.faulty_tier import FaultyTier as FaultyTier
@@ -39,7 +40,7 @@ class MemoryTier(Tier):
         self._lock = threading.Lock()
         self._closed = False
         self._worker = ThreadPoolExecutor(1, thread_name_prefix=name)
-        self._deadlines = Deadlines(f"{name}-deadlines")
+        self._deadlines = Deadlines(name)
 
     def put(self, names: Sequence[EntryName], frames: Sequence[memoryview], *, deadline: float) -> list[Future[bool]]:
         return [*self._each(lambda name, frame: self._put(name.text, bytes(frame)), names, frames, deadline)]

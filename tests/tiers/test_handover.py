@@ -1,14 +1,13 @@
 """Futures end once, by their deadline, and their buffers are not touched afterwards."""
 
 import threading
-import time
 from concurrent.futures import wait
 
 import pytest
 
-from kvjax.tiers import TierTimeoutError, TierUnavailableError
-from kvjax.tiers.handover import Deadlines, EndedError, Handover
-from tests.support.entries import LONG_S, later
+from kvjax.tiers import TierTimeoutError
+from kvjax.tiers.handover import EndedError, Handover
+from tests.support.entries import LONG_S
 
 
 @pytest.mark.parametrize("end", [lambda f: f.finish(1), lambda f: f.fail(KeyError()), lambda f: f.cancel()])
@@ -52,47 +51,3 @@ def test_a_future_does_not_end_while_its_buffer_is_touched(end):
     ender.join()
     assert seen == [False]
     assert future.done()
-
-
-def test_deadlines_end_futures_in_their_order_and_leave_ended_ones():
-    deadlines = Deadlines("file:///x")
-    late, early, ended = Handover(), Handover(), Handover()
-    order = []
-    for future in (late, early):
-        future.add_done_callback(order.append)
-    now = time.monotonic()
-    deadlines.watch([late], now + 0.02)
-    deadlines.watch([early, ended], now + 0.01)
-    ended.finish(3)
-    for future in (late, early):
-        with pytest.raises(TierTimeoutError, match="file:///x did not answer"):
-            future.result(LONG_S)
-    assert order == [early, late]
-    assert ended.result() == 3
-    deadlines.close(0)
-
-
-def test_a_deadline_that_has_passed_ends_a_future_at_once():
-    deadlines, future = Deadlines("x"), Handover()
-    deadlines.watch([future], time.monotonic() - 1)
-    assert isinstance(future.exception(timeout=0), TierTimeoutError)
-
-
-def test_closing_ends_all_and_what_comes_later():
-    deadlines = Deadlines("x")
-    before, after = Handover(), Handover()
-    deadlines.watch([before], later())
-    deadlines.close(0.0)
-    deadlines.watch([after], later())
-    for future in (before, after):
-        assert isinstance(future.exception(timeout=0), TierUnavailableError)
-
-
-def test_many_calls_that_ended_are_not_remembered_until_their_deadlines():
-    deadlines = Deadlines("x")
-    for _ in range(5000):
-        future = Handover()
-        deadlines.watch([future], later(1e6))
-        future.finish(1)
-    assert len(deadlines._waiting) <= 1024
-    deadlines.close(0)
