@@ -17,6 +17,7 @@ from kvjax.positions import Restorable
 from kvjax.promotions import Promotion
 from kvjax.requests import Request
 from kvjax.tiers import frame
+from kvjax.tiers.backlog import Backlog
 from kvjax.tiers.buffers import Buffers
 from kvjax.tiers.entries import EntryName
 from kvjax.tiers.fetch import Fetch
@@ -92,7 +93,8 @@ class TierFlow:
         self._bytes = PoolBytes(mover, ledger.units)
         self._sizes = [frame.entry_bytes(size or 0) for size in self._chunking.chunk_bytes]
         buffers = Buffers(_KEPT_FREE_BYTES)
-        self._writer = Writer(self._chunking, ledger.pool, self._bytes, self.levels, lock, buffers)
+        self._backlog = Backlog(self._chunking, ledger.pool, self._bytes, self.levels, lock, buffers)
+        self._writer = Writer(self._chunking, self._backlog, self.levels)
         self._reader = Reader(self._bytes, self.levels, lock, buffers)
         self._closed = False
 
@@ -100,25 +102,25 @@ class TierFlow:
 
     def note(self, change: Change) -> None:
         """Takes in a change of the pool."""
-        self._writer.note(change)
+        self._backlog.note(change)
 
     def use(self, request: Request) -> None:
         """Takes in that a request was looked up: what its hit needs is used."""
         if self.levels and request.pins is not None:
-            self._writer.use(request.pins.slots)
+            self._backlog.use(request.pins.slots)
 
     def capture(self) -> None:
         """Copies what was evicted, before anything is written in its place."""
-        self._writer.capture()
+        self._backlog.capture()
 
     def tick(self) -> None:
         """Does what must be done by those who call the offloader."""
         self._reader.land()
-        self._writer.read_ahead()
+        self._backlog.read_ahead()
 
     def invalidate(self, namespace: bytes | None) -> None:
         """Entries of a namespace, or of all, are absent from now on, and are deleted in the background."""
-        self._writer.invalidate(namespace)
+        self._backlog.invalidate(namespace)
 
     def promote(
         self, request_id: Hashable, found: Found, hit: Hit, deadline_s: float
@@ -130,7 +132,7 @@ class TierFlow:
         except PolicyError as error:  # the next store raises it
             _log.warning("nothing is promoted: %s", error)
             promotion = None
-        self._writer.capture()
+        self._backlog.capture()
         if promotion is None:
             return None
         fetch = Fetch(promotion.num_chunks, time.monotonic() + deadline_s)
@@ -153,7 +155,7 @@ class TierFlow:
         """Notes what a promotion that was completed brought, and from where."""
         reservation = promotion.reservation
         good = fetch.came & self._ledger.pool.still_held(reservation.slots, reservation.epochs)
-        self._writer.came_from(reservation.slots[good], promotion.tiers[good])
+        self._backlog.came_from(reservation.slots[good], promotion.tiers[good])
 
     # --- called without it ----------------------------------------------------------------------------
 
@@ -169,7 +171,7 @@ class TierFlow:
             hidden = [level.clearing.is_hidden(request.namespace) for level in self.levels]
             for level in self.levels:
                 level.clearing.note_used(request.namespace)
-            self._writer.wake()
+            self._backlog.changed.notify_all()
         levels = [level for level, is_hidden in zip(self.levels, hidden, strict=True) if not is_hidden]
         deadline = time.monotonic() + self._patience_s
 
@@ -227,7 +229,7 @@ class TierFlow:
             until: by the monotonic clock; `None` for as long as it takes.
         """
         with self._lock:
-            self._writer.want_all()
+            self._backlog.want_all()
             return self._writer.flush(until, self.tick)
 
     def close(self, timeout_s: float) -> None:

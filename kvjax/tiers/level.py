@@ -104,6 +104,7 @@ class Level:
         self.counts = Counts()
         self.refs: deque[tuple[int, int]] = deque()  # slots and epochs of chunks to be written
         self.uses: deque[tuple[int, int]] = deque(maxlen=_MOST_USES)  # slots and epochs of chunks that were used
+        self.checks: deque[tuple[int, int]] = deque()  # likewise of those that a flush looks for
         self.frames: deque[Outgoing] = deque()  # copies of chunks that left the pool
         self.pending_bytes = 0  # of frames
         self.num_writing = 0  # 1 while the writer does something
@@ -119,14 +120,14 @@ class Level:
     @property
     def idle(self) -> bool:
         """Whether nothing waits to be written or deleted."""
-        return not (self.refs or self.frames or self.num_writing or self.clearing.waiting)
+        return not (self.refs or self.checks or self.frames or self.num_writing or self.clearing.waiting)
 
     @property
     def progress(self) -> tuple[int, ...]:
         """Numbers of which one changes with whatever is done of what waits."""
         counts = self.counts
         done = counts.chunks_written, counts.chunks_known, counts.full, counts.errors, counts.cleared
-        return (*done, len(self.refs), len(self.frames), len(self.clearing.waiting))
+        return (*done, len(self.refs), len(self.checks), len(self.frames), len(self.clearing.waiting))
 
     def failed(self, what: str, error: BaseException) -> None:
         """Counts a failure and says so in the log, not for ever."""

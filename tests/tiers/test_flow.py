@@ -366,6 +366,23 @@ def test_what_a_tier_lost_is_written_again_by_a_flush():
     engine.offloader.close()
 
 
+def test_a_flush_counts_nothing_twice_and_leaves_nothing_waiting_where_a_tier_is_down():
+    faulty = FaultyTier(MemoryTier(timeout_s=LONG_S))
+    engine = engine_with(faulty)
+    serve(engine, "first", PROMPT)
+    for _ in range(3):
+        assert engine.offloader.flush()
+    stats = engine.offloader.stats().tiers[0]
+    assert (stats.chunks_written, stats.chunks_known) == (14, 0)
+    level = engine.offloader._flow.levels[0]
+    faulty.choose = lambda *_: Fault.UNAVAILABLE
+    for _ in range(5):
+        engine.offloader.flush(timeout_s=5)
+    assert not engine.offloader.flush()
+    assert level.idle
+    engine.offloader.close()
+
+
 def test_what_the_pool_uses_all_the_time_does_not_become_old_in_a_tier():
     """A prompt that never left the pool was never read from the tier, which evicted it first: a restart lost it."""
     tier = MemoryTier(max_bytes=20_000)
@@ -382,11 +399,11 @@ def test_what_the_pool_uses_all_the_time_does_not_become_old_in_a_tier():
     engine = engine_with(tier, host_bytes=5000)
     serve(engine, "hot", PROMPT)
     engine.offloader.flush()
-    writer = engine.offloader._flow._writer
+    backlog = engine.offloader._flow._backlog
     for n in range(1, 40):
         serve(engine, n, PROMPT + 1000 * n)
         engine.offloader.flush()
-        writer._touched_at[:] = -np.inf  # as if minutes had passed
+        backlog._touched_at[:] = -np.inf  # as if minutes had passed
         assert restored(engine, PROMPT) == 32
         while engine.offloader._flow.levels[0].uses:
             engine.offloader.poll()
@@ -405,7 +422,7 @@ def test_what_a_tier_lost_is_written_again_when_it_is_used():
     engine.offloader.flush()
     before = dict(tier.entries)
     tier.entries.clear()
-    engine.offloader._flow._writer._touched_at[:] = -np.inf  # as if minutes had passed
+    engine.offloader._flow._backlog._touched_at[:] = -np.inf  # as if minutes had passed
     assert restored(engine, PROMPT) == 32
     while engine.offloader._flow.levels[0].uses or not engine.offloader._flow.levels[0].idle:
         engine.offloader.poll()
