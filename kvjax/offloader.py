@@ -1,6 +1,5 @@
 """Ledger and mover in one process: the imperative shell."""
 
-import asyncio
 import logging
 import threading
 import time
@@ -20,6 +19,7 @@ from kvjax.handles import Load, Lookup, Store
 from kvjax.jobs import Job, Jobs
 from kvjax.jobs import JobResult as JobResult
 from kvjax.jobs.promoter import Promoter
+from kvjax.jobs.waiter import LONGEST_SLEEP_S, Waiter, after
 from kvjax.ledger import Ledger
 from kvjax.memory.host import check_available
 from kvjax.memory.registration import register
@@ -38,9 +38,6 @@ from kvjax.tiers.flow import TierFlow, opened
 from kvjax.tiers.tier import Tier
 
 _LOG = logging.getLogger(__name__)
-# How long a wait with a limit sleeps between two looks, at first and at most.
-_FIRST_SLEEP_S = 0.0001
-_LONGEST_SLEEP_S = 0.005
 # How long lower tiers are given to end, in seconds, if nobody says how long.
 _TIER_CLOSE_S = 10.0
 
@@ -163,6 +160,7 @@ class Offloader:
             self._closed = False
             self._warned = False
             self._flow = TierFlow(self.ledger, self.mover, levels, self._lock, ask_s)
+            self._waiter = Waiter(self._jobs, opened=self._open, locked=self._locked, see_ended=self._see_ended)
             self._promoter = Promoter(
                 self.ledger,
                 self._flow,
@@ -491,30 +489,11 @@ class Offloader:
             ValueError: the job is not one of this offloader.
             TimeoutError: they did not end in time; they go on.
         """
-        until = _after(seconds(timeout_s, "timeout_s"))
-        for one in self._waited_for(job):
-            sleep = _FIRST_SLEEP_S
-            while one.ended is None:
-                self._look_at(one, until)
-                limits = [limit for limit in (until, one.deadline) if limit is not None]
-                if one.ended is None and not limits and not isinstance(one.transfer, Fetch):
-                    self._block(one)
-                elif one.ended is None:
-                    time.sleep(max(0.0, min([sleep, *(limit - time.monotonic() for limit in limits)])))
-                    sleep = min(2 * sleep, _LONGEST_SLEEP_S)
-        return self._tell(job)
+        return self._waiter.wait(job, seconds(timeout_s, "timeout_s"))
 
     async def wait_async(self, job: Job | None = None, *, timeout_s: float | None = None) -> Any:
         """`wait` for an event loop: other tasks run meanwhile. A task that is cancelled leaves the jobs as they are."""
-        until = _after(seconds(timeout_s, "timeout_s"))
-        for one in self._waited_for(job):
-            sleep = _FIRST_SLEEP_S
-            while one.ended is None:
-                self._look_at(one, until)
-                if one.ended is None:
-                    await asyncio.sleep(sleep)
-                    sleep = min(2 * sleep, _LONGEST_SLEEP_S)
-        return self._tell(job)
+        return await self._waiter.wait_async(job, seconds(timeout_s, "timeout_s"))
 
     def cancel(self, job: Job) -> bool:
         """Gives a job up: it has a bad result at once, and what it was to move counts as not moved.
@@ -530,7 +509,7 @@ class Offloader:
         """
         with self._open():
             self._see_ended()
-            self._check_job(job)
+            self._waiter.check(job)
             if job.ended is not None:
                 return False
             self._jobs.cancel(job)
@@ -627,7 +606,7 @@ class Offloader:
         Returns:
             Whether they have all; of what found no room there or failed the stats tell.
         """
-        until = _after(seconds(timeout_s, "timeout_s"))
+        until = after(seconds(timeout_s, "timeout_s"))
         with self._open():
             self._see_ended()
         return self._flow.flush(until)
@@ -644,7 +623,7 @@ class Offloader:
             TimeoutError: something hangs. The memory that it may still write to is kept, and `close` can be called
                 again; nothing else can.
         """
-        until = _after(seconds(timeout_s, "timeout_s"))
+        until = after(seconds(timeout_s, "timeout_s"))
         with self._locked():
             if self._closed and not self._jobs.unsettled():
                 return
@@ -657,7 +636,7 @@ class Offloader:
                 left = until - time.monotonic()
                 if left <= 0:
                     raise TimeoutError(f"{len(self._jobs.unsettled())} jobs did not end in {timeout_s} s")
-                time.sleep(min(left, _LONGEST_SLEEP_S))
+                time.sleep(min(left, LONGEST_SLEEP_S))
             job.transfer.settle()
         with self._locked():
             self._see_ended()
@@ -742,38 +721,3 @@ class Offloader:
         """A pool that died with a program is made anew, and holds nothing."""
         if self.mover.revive():
             self.ledger.invalidate()
-
-    def _check_job(self, job: Any) -> None:
-        if not self._jobs.has(job):
-            raise ValueError(f"`job` must be one of this offloader, got {job!r}")
-
-    def _waited_for(self, job: Job | None) -> list[Job]:
-        with self._open():
-            if job is None:
-                return self._jobs.open_jobs()
-            self._check_job(job)
-            return [job]
-
-    def _look_at(self, job: Job, until: float | None) -> None:
-        """Sees what ended; raises a `TimeoutError` if it is too late for a job."""
-        with self._open():
-            self._see_ended()
-        if job.ended is None and until is not None and time.monotonic() >= until:
-            raise TimeoutError(f"job {job.job_id} did not end in time")
-
-    def _block(self, job: Job) -> None:
-        """Waits for the transfers of a job and of those that it depends on. Others may call meanwhile."""
-        with self._locked():
-            needed = self._jobs.depends_on(job)
-        for other in needed:
-            other.transfer.settle()
-
-    def _tell(self, job: Job | None) -> JobResult | list[JobResult]:
-        with self._locked():
-            if job is None:
-                return self._jobs.take_ended()
-            return self._jobs.tell(job)
-
-
-def _after(timeout_s: float | None) -> float | None:
-    return None if timeout_s is None else time.monotonic() + timeout_s
