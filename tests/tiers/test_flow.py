@@ -334,6 +334,49 @@ def test_what_is_evicted_goes_to_a_tier_that_is_written_back_and_comes_again():
     engine.offloader.close()
 
 
+def test_a_chunk_that_leaves_the_pool_while_it_is_copied_is_written_as_it_was():
+    """The writer copied a chunk's units while they were given to another chunk: its bytes got the first one's name."""
+    tier = MemoryTier()
+    engine = engine_with(tier, host_bytes=5000)
+    bytes_of_pool = engine.offloader._flow._bytes
+    copy_out, copying, go_on, held_up = bytes_of_pool.copy_out, threading.Event(), threading.Event(), []
+
+    def late(*args):
+        if _of_writer() and not go_on.is_set():
+            held_up.append(args)
+            copying.set()
+            assert go_on.wait(LONG_S)
+        copy_out(*args)
+
+    bytes_of_pool.copy_out = late
+    serve(engine, "first", PROMPT)
+    assert copying.wait(LONG_S)
+    for n in range(1, 8):
+        serve(engine, n, PROMPT + 1000 * n)
+    assert engine.offloader.stats().evicted_chunks > 14
+    go_on.set()
+    engine.offloader.close()
+    again = engine_with(MemoryTier(entries=tier.entries))
+    for n in range(8):
+        assert restored(again, PROMPT + 1000 * n) == 32
+    assert again.offloader.stats().tiers[0].bad_chunks == 0
+    again.offloader.close()
+
+
+def test_every_chunk_is_written_whatever_its_place_in_the_pool_held_before():
+    tier = MemoryTier()
+    engine = engine_with(tier, host_bytes=5000)
+    for n in range(8):
+        serve(engine, n, PROMPT + 1000 * n)
+        while not engine.offloader._flow.levels[0].idle:
+            engine.offloader.poll()
+    stats = engine.offloader.stats()
+    assert stats.evicted_chunks > 0
+    assert stats.tiers[0].dropped_chunks == 0
+    assert len(tier.entries) == stats.chunks_stored == 8 * 14
+    engine.offloader.close()
+
+
 def test_what_a_tier_has_is_not_written_again_though_it_leaves_the_pool_again_and_again():
     tier = MemoryTier()
     engine = engine_with(tier, host_bytes=5000)
