@@ -108,7 +108,7 @@ class Promotions:
         slots = np.concatenate(held)
         ready = self._pool.ready(slots)
         widths = sum(len(chunks) * int(self._widths[g]) for g, chunks in absent.items())
-        if self._units + widths > self._pool.num_units // _PART_OF_POOL:
+        if not self._may_hold(widths):
             return None
         pins = self._pool.pin(slots[ready])
         reservation = None
@@ -169,9 +169,13 @@ class Promotions:
         """Whether what a hit wants of tiers is no more than promotions may hold now."""
         wanted = chunks_lacking(self._chunking, request.num_tokens, hit.hit_tokens, request.device_tokens)
         units = sum(int(np.count_nonzero(tiers[g][c] >= 0)) * int(self._widths[g]) for g, c in wanted.items())
-        return self._units + units <= self._pool.num_units // _PART_OF_POOL
+        return self._may_hold(units)
 
     # --- parts ----------------------------------------------------------------------------------------
+
+    def _may_hold(self, units: int) -> bool:
+        """Whether promotions may hold so many units more."""
+        return self._units + units <= self._pool.num_units // _PART_OF_POOL
 
     def _reserve(
         self, request: Request, wanted: Mapping[int, np.ndarray], absent: Mapping[int, np.ndarray], kept: np.ndarray
