@@ -130,10 +130,17 @@ def free_port() -> int:
 def make_certificates(folder: Path) -> None:
     """Writes `ca.pem`, and `NAME.pem` and `NAME.key` that it signed for the server, for a client and for a server of
     another host."""
-    _openssl(folder, "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem")
+    # Python 3.13 verifies strictly (RFC 5280): an authority says what its key is for, and a certificate by whose key.
+    _openssl(
+        folder,
+        "req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=ca -keyout ca.key -out ca.pem "
+        "-addext keyUsage=critical,keyCertSign,cRLSign",
+    )
     for name, host in (("server", "IP:127.0.0.1"), ("client", "DNS:client"), ("other", "DNS:elsewhere.example")):
         _openssl(folder, f"req -newkey rsa:2048 -nodes -subj /CN={name} -keyout {name}.key -out {name}.csr")
-        (folder / f"{name}.ext").write_text(f"subjectAltName={host}\n", encoding="utf-8")
+        (folder / f"{name}.ext").write_text(
+            f"subjectAltName={host}\nauthorityKeyIdentifier=keyid\nsubjectKeyIdentifier=hash\n", encoding="utf-8"
+        )
         _openssl(
             folder,
             f"x509 -req -in {name}.csr -CA ca.pem -CAkey ca.key -CAcreateserial -days 2 -extfile {name}.ext "

@@ -294,10 +294,13 @@ def test_two_processes_share_entries(server, tier):
 
 
 def test_a_closed_tier_leaves_no_connection_and_no_thread(server, client):
+    before = set(threading.enumerate())
     tier = open_redis(server.url("connections=3"))
     put(tier, [entry(seed, 2**20) for seed in range(6)])
     assert len(client.client_list()) > 1
+    assert any(thread.name.startswith("kvjax-redis_") for thread in set(threading.enumerate()) - before)
     tier.close()
-    assert not any(thread.name.startswith("kvjax-redis_") and thread.is_alive() for thread in threading.enumerate())
+    after = set(threading.enumerate()) - before
+    assert not any(thread.name.startswith("kvjax-redis_") and thread.is_alive() for thread in after)
     with pytest.raises(TierError, match="closed"):
         exists(tier, [entry(1).name])
