@@ -1,0 +1,84 @@
+"""What `kv_connector_extra_config` may say."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any, Literal
+
+from kvjax._checks import integer, size
+
+_TIERS = (
+    "`tiers` of kv_connector_extra_config cannot be used with vLLM yet: the books are kept by the scheduler and the "
+    "bytes by the worker, and what flows between the host pool and lower tiers does not pass between the two; "
+    "leave it out"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The connector's settings, the same on the scheduler and on the worker.
+
+    Args:
+        host_bytes: budget of the host pool, a hard limit.
+        blocks_per_chunk: see `kvjax.resolve_chunking`; groups are named as `kvjax.serving.vllm.layout` says.
+        block_size: tokens per chunk, for models whose groups all have the same tokens per block.
+        min_chunk_bytes: what `blocks_per_chunk="auto"` aims for, in bytes.
+        checkpoint_tokens: see `kvjax.Ledger`.
+        store_after: see `kvjax.Ledger`.
+        staging_bytes: see `kvjax.Mover`.
+        transfer: see `kvjax.Mover`.
+        model: names all that gives the cache its meaning, the weights above all; by default vLLM's model and
+            revision.
+    """
+
+    host_bytes: int
+    blocks_per_chunk: int | Mapping[str, int] | str | None = None
+    block_size: int | None = None
+    min_chunk_bytes: int = 65536
+    checkpoint_tokens: int | Literal["auto"] | None = "auto"
+    store_after: int = 1
+    staging_bytes: int | None = None
+    transfer: str = "auto"
+    model: str | None = None
+
+    @property
+    def chunking(self) -> dict[str, Any]:
+        """The arguments of `kvjax.resolve_chunking`."""
+        return {
+            "blocks_per_chunk": self.blocks_per_chunk,
+            "block_size": self.block_size,
+            "min_chunk_bytes": self.min_chunk_bytes,
+        }
+
+
+def options_of(extra: Mapping[str, Any]) -> Options:
+    """Returns the settings of a `kv_connector_extra_config`.
+
+    Args:
+        extra: sizes are ints, or digits with an optional B, KiB, MiB, GiB or TiB.
+
+    Raises:
+        ValueError: an unknown key, no `host_bytes`, a size that is none, or `tiers`.
+
+    >>> options_of({"host_bytes": "2MiB"}).host_bytes
+    2097152
+    """
+    known = [field.name for field in fields(Options)]
+    if extra.get("tiers"):
+        raise ValueError(_TIERS)
+    unknown = sorted(set(extra) - {*known, "tiers"})
+    if unknown:
+        raise ValueError(
+            f"kv_connector_extra_config must have keys among {', '.join([*known, 'tiers'])}, got {', '.join(unknown)}"
+        )
+    if "host_bytes" not in extra:
+        raise ValueError("kv_connector_extra_config must have `host_bytes`, such as '64GiB', got none")
+    given = {name: value for name, value in extra.items() if name != "tiers"}
+    for name in ("host_bytes", "min_chunk_bytes", "staging_bytes"):
+        value = given.get(name)
+        if isinstance(value, str):
+            given[name] = size(value, f"`{name}`")
+        elif value is not None:
+            given[name] = integer(value, name, at_least=1)
+    if given.get("model") is not None and not isinstance(given["model"], str):
+        raise ValueError(f"`model` must be a string, got {given['model']!r}")
+    return Options(**given)
