@@ -120,7 +120,8 @@ def test_a_module_imports_only_what_it_may(path):
 
 
 def test_the_list_of_pure_modules_is_that_of_the_files():
-    names = {path.stem if path.parent.name == "kvjax" else path.parent.name for path in (ROOT / "kvjax").rglob("*.py")}
+    paths = [path.relative_to(ROOT / "kvjax") for path in (ROOT / "kvjax").rglob("*.py")]
+    names = {path.parts[0].removesuffix(".py") for path in paths}
     other = {*JAX_LIVES_IN, "_files", "cli", "configs", "observe", "serving", "stats", "tiers"}
     other |= {"__init__", "__main__"}
     assert names == {*PURE, *other}
