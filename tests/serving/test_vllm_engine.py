@@ -5,7 +5,7 @@ import importlib
 import numpy as np
 import pytest
 
-from kvjax.groups import ChunkedLocal, FullAttention, SlidingWindow
+from kvjax.groups import ChunkedLocal, FullAttention, Recurrent, SlidingWindow
 from tests.serving import vllm_interface
 from tests.serving.vllm_engine import Engine, Group, Request
 
@@ -41,3 +41,52 @@ def test_a_prompt_that_comes_again_is_restored(connector):
         engine.add(request_of(engine, name, tokens))
         engine.run()
     assert engine.restored_tokens == 96
+
+
+STATES = [Group(FullAttention(), 16, (0, 1)), Group(SlidingWindow(20), 8, (2,)), Group(Recurrent(), 4096, (3, 4))]
+SHARED = [Group(FullAttention(), 8, (0, 1)), Group(SlidingWindow(20), 8, (0, 1)), Group(SlidingWindow(20), 8, (0,))]
+BLOCKS = {1: 40, 3: 75}  # in the device pool, by the number of groups
+UNIFORM = [Group(FullAttention(), 8, (0, 1, 2))]
+
+
+def conversations(engine, rng, *, turns=3, many=5):
+    """Conversations that share a beginning, each turn with what was said before."""
+    start = rng.integers(0, 1000, rng.integers(1, 60)).tolist()
+    said = [[*start, *rng.integers(0, 1000, rng.integers(1, 70)).tolist()] for _ in range(many)]
+    for turn in range(turns):
+        names = []
+        for i in rng.permutation(many):
+            request = Request(
+                f"{turn}.{i}",
+                [*said[i], *rng.integers(0, 1000, 40).tolist()],
+                len(said[i]),
+                int(rng.integers(1, 20)),
+                engine.unit,
+            )
+            said[i] = [*request.truth[: len(said[i]) + request.max_tokens], int(rng.integers(0, 1000))]
+            engine.add(request)
+            names.append(request.request_id)
+            for _ in range(rng.integers(0, 4)):
+                engine.short_of_blocks = bool(rng.random() < 0.2)
+                engine.step()
+            if rng.random() < 0.2 and engine.requests:
+                engine.abort(
+                    str(rng.choice(sorted(r for r in engine.requests if engine.requests[r].status != "FINISHED")))
+                )
+        engine.run()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
+@pytest.mark.parametrize("groups", [MIXED, STATES, SHARED, UNIFORM], ids=["mixed", "states", "shared", "uniform"])
+def test_conversations_read_what_they_wrote(connector, groups, late):
+    restored = preemptions = 0
+    for seed in range(3):
+        engine = engine_of(connector, groups, num_blocks=BLOCKS[len(groups)], late=late)
+        conversations(engine, np.random.default_rng(seed))
+        engine.books().check_integrity()
+        assert engine.books().num_requests == 0
+        restored += engine.restored_tokens
+        preemptions += engine.preemptions
+    print(restored, preemptions)
+    assert restored > 0
+    assert preemptions > 0

@@ -198,7 +198,8 @@ class Engine:
         self.loading, self.ended = {}, {}
         self.finished_ids, self.gone = set(), set()
         self.pending = []
-        self.restored_tokens = self.computed_tokens = self.failed_loads = 0
+        self.restored_tokens = self.computed_tokens = self.failed_loads = self.preemptions = 0
+        self.short_of_blocks = False  # as if there were too few of them for what runs
 
     # --- requests -------------------------------------------------------------------------------------
 
@@ -233,6 +234,9 @@ class Engine:
 
     def schedule(self):
         scheduled, new, again, resumed, added = {}, [], [], set(), {}
+        if self.short_of_blocks and self.running:
+            self._preempt(self.running.pop())
+        self.short_of_blocks = False
         left = self.budget
         for request in list(self.running):
             if request not in self.running:
@@ -255,17 +259,18 @@ class Engine:
             left -= num
         preempted = any(request.status == "PREEMPTED" for request in self.waiting)
         while self.waiting and left > 0 and len(self.running) < self.max_seqs:
-            request = next((one for one in self.waiting if one.status != "LOADING"), None)
+            ready = [one for one in self.waiting if one.status != "LOADING"]
+            request = next((one for one in ready if one.num_computed_tokens), None) or next(iter(ready), None)
             if request is None or (preempted and scheduled and request.status == "PREEMPTED"):
                 break
             external, waits = 0, False
             if request.num_computed_tokens == 0:
                 external, waits = self.scheduler.get_num_new_matched_tokens(request, 0)
-                if external is None:
+                if external is None or (waits and not self._fits(request)):
                     break
             num = 0 if waits else min(left, request.num_known - request.num_computed_tokens)
             request.num_computed_tokens += external
-            blocks = self._allocate(request, num, fresh=True)
+            blocks = self._allocate(request, num)
             if blocks is None:
                 request.num_computed_tokens -= external
                 break
@@ -318,6 +323,12 @@ class Engine:
         gone, self.gone = self.gone, set()
         return output, steps, gone
 
+    def _fits(self, request):
+        """Requests that hold blocks and do not run must be able to, or all of them wait for each other."""
+        held = [r for r in self.waiting if any(self.tables.get(r.request_id, ()))]
+        total = len(request.truth)
+        return not held and sum(-(-total // group.tokens_per_block) for group in self.groups) <= len(self.free)
+
     def _ahead(self, request):
         """With scheduling that runs ahead, the token being sampled counts, unless it is the last one."""
         return int(
@@ -325,7 +336,7 @@ class Engine:
             and request.num_computed_tokens == request.num_known < request.num_prompt_tokens + request.max_tokens
         )
 
-    def _allocate(self, request, num, *, fresh=False):
+    def _allocate(self, request, num):
         """Frees what the law does not need, then takes blocks; `None` if there are too few."""
         computed = request.num_computed_tokens
         tables = self.tables.setdefault(request.request_id, [[] for _ in self.groups])
@@ -342,8 +353,6 @@ class Engine:
             total = -(-(computed + num) // group.tokens_per_block)
             wanted.append([-1 if i >= skipped else 0 for i in range(len(table), total)])
         if sum(one.count(-1) for one in wanted) > len(self.free):
-            if fresh:
-                self._free(request)
             return None
         added = tuple([self.free.pop(0) if one else 0 for one in ones] for ones in wanted)
         for table, ids in zip(tables, added, strict=True):
@@ -352,6 +361,7 @@ class Engine:
 
     def _preempt(self, request):
         self._free(request)
+        self.preemptions += 1
         request.status = "PREEMPTED"
         request.num_preemptions += 1
         request.num_computed_tokens = 0
@@ -417,12 +427,19 @@ class Engine:
         while len(self.pending) > self.late:
             self.process(*self.pending.pop(0))
 
+    def books(self):
+        return self.scheduler._books.ledger
+
     def run(self, most=2000):
         """Steps until nothing is left to do."""
         for _ in range(most):
-            if not (self.requests or self.finished_ids or self.pending):
-                return
+            if not (self.requests or self.finished_ids):
+                break
             self.step()
+        while self.pending:
+            self.process(*self.pending.pop(0))
+        if not (self.requests or self.finished_ids):
+            return
         raise AssertionError(
             f"still there: {[(r.request_id, r.status, r.num_computed_tokens) for r in self.requests.values()]}"
         )

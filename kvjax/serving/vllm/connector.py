@@ -144,7 +144,7 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         """Takes the step's orders, and issues its stores, before the step writes to blocks that were freed."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None and isinstance(connector_metadata, KvjaxMetadata):
-            self._worker.store(connector_metadata.orders.stores)
+            self._worker.begin(connector_metadata.orders.stores)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Issues the step's loads. The requests that they are for are not in the step."""
@@ -156,16 +156,18 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         """Nothing to wait for: no request of a step waits for a load."""
 
     def save_kv_layer(self, layer_name: str, kv_layer: Any, attn_metadata: Any, **kwargs: Any) -> None:
-        """Nothing to do: stores are issued by `bind_connector_metadata` of the next step."""
+        """Nothing to do: chunks are stored whole, all layers at once."""
 
     def wait_for_save(self) -> None:
-        """Nothing to wait for: when a store was issued, its blocks may be overwritten."""
+        """Notes where the step leaves its states. Stores are issued by `bind_connector_metadata` of the next step."""
+        if self._worker is not None:
+            self._worker.end()
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:  # noqa: ARG002
+    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
         """Returns the requests whose loads ended, well or not."""
         if self._worker is None:
             return None, None
-        loaded, self._failed = self._worker.loaded()
+        loaded, self._failed = self._worker.loaded(finished_req_ids)
         return None, loaded
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:

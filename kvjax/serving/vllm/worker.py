@@ -18,6 +18,7 @@ from kvjax.serving.vllm.arrays import flattened, leaves_of, unflattened
 from kvjax.serving.vllm.layout import VllmGroup, layout_of
 from kvjax.serving.vllm.messages import Geometry, Order, Outcome, Report
 from kvjax.serving.vllm.options import Options
+from kvjax.serving.vllm.states import States
 
 _LOG = logging.getLogger(__name__)
 
@@ -60,6 +61,7 @@ class WorkerSide:
         )
         num_blocks = {layout.groups[g].name: self.mover.caches.num_blocks(g) for g in layout.cached}
         self._report = Report(geometry=Geometry(layout, units.unit_bytes, num_blocks))
+        self._states = States(layout, caches, runner)
         self._under_way: dict[Order, Transfer] = {}
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
@@ -67,18 +69,29 @@ class WorkerSide:
 
     # --- what the connector calls, in the order of a step ------------------------------------------------
 
-    def store(self, orders: Iterable[Order]) -> None:
-        """Issues stores; when it returns, what they read may be overwritten."""
-        for order in orders:
+    def begin(self, stores: Iterable[Order]) -> None:
+        """Issues stores, after which what they read may be overwritten, and gives restored states to the requests whose
+        first step this is."""
+        for order in stores:
             self._issue(order, self._moved_out)
+        self._put_back(self._states.placed(flattened(self._runner.kv_caches)))
 
     def load(self, orders: Iterable[Order]) -> None:
         """Issues loads into the runner's caches."""
         for order in orders:
             self._issue(order, self._moved_in)
 
-    def loaded(self) -> tuple[set[str], set[str]]:
-        """Returns the requests whose loads ended since it was last asked, and those of them whose loads failed."""
+    def end(self) -> None:
+        """Notes what a step leaves behind that the next one may overwrite."""
+        self._states.note_slots()
+
+    def loaded(self, finished: Iterable[str]) -> tuple[set[str], set[str]]:
+        """Returns the requests whose loads ended since it was last asked, and those of them whose loads failed.
+
+        Args:
+            finished: requests that will not be heard of again.
+        """
+        self._states.drop(finished)
         for order, transfer in list(self._under_way.items()):
             if transfer.done():
                 del self._under_way[order]
@@ -111,20 +124,22 @@ class WorkerSide:
             self._end(order, {})
             return
         try:
-            self._under_way[order] = move(order.plan)
+            self._under_way[order] = move(order.request_id, order.plan)
         except Exception:  # noqa: BLE001  # the edge of a job: whatever went wrong fails it
             _LOG.exception("a move for request %s could not be issued", order.request_id)
             self._end(order, {})
             self._revive()
 
-    def _moved_out(self, plan: StorePlan) -> Transfer:
+    def _moved_out(self, request_id: str, plan: StorePlan) -> Transfer:
+        plan = self._states.from_slots(request_id, plan)
         caches, transfer = self.mover.store(flattened(self._runner.kv_caches), plan)
         self._put_back(caches)
         return transfer
 
-    def _moved_in(self, plan: LoadPlan) -> Transfer:
+    def _moved_in(self, request_id: str, plan: LoadPlan) -> Transfer:
         caches, transfer = self.mover.load(flattened(self._runner.kv_caches), plan)
         self._put_back(caches)
+        self._states.hold(request_id, plan, caches)
         return transfer
 
     def _put_back(self, caches: Mapping[str, jax.Array]) -> None:
@@ -145,6 +160,7 @@ class WorkerSide:
         self._loaded.add(order.request_id)
         if order.plan is None or len(moved) < len(order.plan.moves) or not all(mask.all() for mask in moved.values()):
             self._failed.add(order.request_id)
+            self._states.drop([order.request_id])
             self._invalid.update(order.blocks)
 
     def _revive(self) -> None:
