@@ -2,10 +2,12 @@
 
 import importlib
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from kvjax.groups import ChunkedLocal, FullAttention, Recurrent, SlidingWindow
+from kvjax.mover import Transfer
 from tests.serving import vllm_interface
 from tests.serving.vllm_engine import Engine, Group, Request
 
@@ -90,3 +92,105 @@ def test_conversations_read_what_they_wrote(connector, groups, late):
     print(restored, preemptions)
     assert restored > 0
     assert preemptions > 0
+
+
+class Slow:
+    """A transfer that ends some polls later."""
+
+    def __init__(self, transfer, polls):
+        self.transfer, self.polls = transfer, polls
+        self.settle, self.moved = transfer.settle, transfer.moved
+
+    def done(self):
+        self.polls -= 1
+        return self.polls < 0 and self.transfer.done()
+
+
+class Unreliable:
+    """A mover whose moves take a while, and of which some fail; loads that fail leave garbage where they were to."""
+
+    def __init__(self, mover, rng, *, fails):
+        self.mover, self.rng, self.fails = mover, rng, fails
+        self.revive, self.close = mover.revive, mover.close
+
+    def store(self, caches, plan):
+        if self.rng.random() < self.fails / 2:
+            raise RuntimeError("planted: cannot be issued")
+        caches, transfer = self.mover.store(caches, plan)
+        return caches, self._maybe(transfer)
+
+    def load(self, caches, plan):
+        caches, transfer = self.mover.load(caches, plan)
+        result = self._maybe(transfer)
+        if isinstance(result, Transfer):
+            for moves in plan.moves:
+                ids = moves.block_ids[moves.block_ids > 0]
+                for leaf in self.mover.caches.group_leaves[moves.group_idx]:
+                    array = np.array(caches[leaf])
+                    array[ids] = 7
+                    caches[leaf] = jnp.asarray(array)
+        return caches, result
+
+    def _maybe(self, transfer):
+        if self.rng.random() < self.fails:
+            transfer.settle()
+            return Transfer([], RuntimeError("planted: the move failed"))
+        return Slow(transfer, int(self.rng.integers(0, 4)))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
+@pytest.mark.parametrize("groups", [STATES, SHARED, UNIFORM], ids=["states", "shared", "uniform"])
+def test_loads_and_stores_that_fail_cost_computing_and_nothing_else(connector, groups, late, caplog):
+    rng = np.random.default_rng(7)
+    engine = engine_of(connector, groups, num_blocks=BLOCKS[len(groups)], late=late)
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, rng, fails=0.3)
+    conversations(engine, rng, turns=5)
+    engine.books().check_integrity()
+    assert engine.failed_loads > 0
+    assert engine.restored_tokens > 0
+    assert "planted" in caplog.text
+
+
+@pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])
+def test_a_pool_that_is_full_evicts_or_declines(connector, groups):
+    rng = np.random.default_rng(3)
+    engine = engine_of(connector, groups, num_blocks=BLOCKS[len(groups)], host_bytes=12 * 1024)
+    conversations(engine, rng, turns=4)
+    engine.books().check_integrity()
+    assert engine.books().pool.counts.evicted_by_group.sum() > 0
+
+
+def test_requests_that_share_a_prefix_in_flight_end_up_with_one_copy_each_way(connector):
+    engine = engine_of(connector, MIXED)
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(1), fails=0)
+    tokens = list(range(90))
+    for _ in range(2):
+        for name in ("a", "b", "c"):
+            engine.add(request_of(engine, name, [*tokens, ord(name)]))
+        engine.run()
+    stored = engine.books().counts.chunks_stored
+    engine.add(request_of(engine, "d", [*tokens, 5]))
+    engine.run()
+    assert engine.restored_tokens >= 4 * 80
+    assert engine.books().counts.chunks_stored - stored <= 3
+    engine.books().check_integrity()
+
+
+def test_an_abort_while_a_load_is_under_way_frees_the_blocks_when_it_has_ended(connector):
+    engine = engine_of(connector, STATES)
+    tokens = list(range(100))
+    engine.add(request_of(engine, "first", tokens, max_tokens=30))
+    engine.run()
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(1), fails=0)
+    free = len(engine.free)
+    engine.add(request_of(engine, "again", [*tokens, 1, 2, 3]))
+    engine.step()
+    assert engine.loading
+    engine.abort("again")
+    assert len(engine.free) < free
+    for _ in range(8):
+        engine.step()
+    assert len(engine.free) == free
+    assert engine.books().num_requests == 0
+    engine.books().check_integrity()
+    assert not engine.worker._worker._states._held

@@ -87,8 +87,17 @@ class States:
 
 @jax.jit
 def _read(leaves: list[jax.Array], slot: int) -> list[jax.Array]:
-    return [leaf[slot] for leaf in leaves]
+    return [_bits(leaf)[slot] for leaf in leaves]
 
 
 def _written(leaves: list[jax.Array], states: list[jax.Array], slot: int) -> list[jax.Array]:
-    return [leaf.at[slot].set(state) for leaf, state in zip(leaves, states, strict=True)]
+    """Writes states, as `_read` returns them, to one slot."""
+    return [
+        jax.lax.bitcast_convert_type(_bits(leaf).at[slot].set(state), leaf.dtype)
+        for leaf, state in zip(leaves, states, strict=True)
+    ]
+
+
+def _bits(leaf: jax.Array) -> jax.Array:
+    """The elements as integers: programs of some backends do not keep every bit of every float."""
+    return jax.lax.bitcast_convert_type(leaf, f"uint{8 * leaf.dtype.itemsize}")
