@@ -233,6 +233,8 @@ def converse(engine, rng, *, turns, many=4):
             if rng.random() < 0.2 and engine.scheduler.requests:
                 engine.abort(str(rng.choice(sorted(engine.scheduler.requests))))
         engine.run()
+        if turn % 2:
+            assert engine.scheduler.reset_prefix_cache(), "the device forgets what it held"
 
 
 MIXED = [Group(FullAttention(), 16, (0,)), Group(SlidingWindow(40), 16, (0, 1)), Group(ChunkedLocal(64), 16, (2,))]
@@ -250,9 +252,7 @@ CASES = [
 
 @pytest.mark.parametrize(("groups", "prefix_caching", "ahead"), CASES)
 def test_vllm_reads_what_it_wrote(tmp_path, groups, prefix_caching, ahead):
-    engine = VllmEngine(
-        tmp_path, groups, num_blocks=50 if len(groups) > 1 else 18, prefix_caching=prefix_caching, ahead=ahead
-    )
+    engine = VllmEngine(tmp_path, groups, num_blocks=50, prefix_caching=prefix_caching, ahead=ahead)
     converse(engine, np.random.default_rng(1), turns=4)
     assert engine.stats["preempted"] > 0
     assert engine.books.counts.loaded_by_group.all(), "chunks of each group came back"
@@ -260,9 +260,7 @@ def test_vllm_reads_what_it_wrote(tmp_path, groups, prefix_caching, ahead):
 
 @pytest.mark.parametrize(("groups", "prefix_caching", "ahead"), CASES)
 def test_vllm_computes_what_could_not_be_loaded(tmp_path, groups, prefix_caching, ahead):
-    engine = VllmEngine(
-        tmp_path, groups, num_blocks=50 if len(groups) > 1 else 18, prefix_caching=prefix_caching, ahead=ahead
-    )
+    engine = VllmEngine(tmp_path, groups, num_blocks=50, prefix_caching=prefix_caching, ahead=ahead)
     rng = np.random.default_rng(2)
     engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, rng, fails=0.4)
     converse(engine, rng, turns=6)
