@@ -9,7 +9,7 @@ import pytest
 from kvjax.groups import ChunkedLocal, FullAttention, Recurrent, SlidingWindow
 from kvjax.mover import Transfer
 from tests.serving import vllm_interface
-from tests.serving.vllm_engine import Engine, Group, Request
+from tests.serving.vllm_engine import Engine, Group, Request, config_of, vllm_config_of
 
 MIXED = [Group(FullAttention(), 16, (0,)), Group(SlidingWindow(20), 8, (1, 2)), Group(ChunkedLocal(32), 16, (3,))]
 
@@ -89,7 +89,6 @@ def test_conversations_read_what_they_wrote(connector, groups, late):
         assert engine.books().num_requests == 0
         restored += engine.restored_tokens
         preemptions += engine.preemptions
-    print(restored, preemptions)
     assert restored > 0
     assert preemptions > 0
 
@@ -194,3 +193,42 @@ def test_an_abort_while_a_load_is_under_way_frees_the_blocks_when_it_has_ended(c
     assert engine.books().num_requests == 0
     engine.books().check_integrity()
     assert not engine.worker._worker._states._held
+
+
+@pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])
+def test_a_tier_keeps_conversations_over_a_restart(connector, groups, tmp_path):
+    restored = []
+    for _ in range(2):
+        engine = engine_of(connector, groups, extra={"tiers": [f"file://{tmp_path}/tier"], "host_bytes": 64 * 1024})
+        for name in ("a", "b"):
+            engine.add(request_of(engine, name, [ord(name), *range(100)]))
+            engine.run()
+        restored.append(engine.restored_tokens)
+        engine.books().check_integrity()
+        engine.worker.shutdown()
+    assert restored == [0, 192]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
+def test_conversations_under_a_small_pool_come_back_from_a_tier(connector, late, tmp_path):
+    rng = np.random.default_rng(5)
+    engine = engine_of(
+        connector,
+        STATES,
+        num_blocks=BLOCKS[3],
+        late=late,
+        host_bytes=16 * 1024,
+        extra={"tiers": [f"file://{tmp_path}/tier?write=through"]},
+    )
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, rng, fails=0.1)
+    conversations(engine, rng, turns=4)
+    engine.books().check_integrity()
+    assert engine.books().promoted_by_group.sum() > 0
+    engine.worker.shutdown()
+
+
+def test_tiers_without_a_worker_in_the_process_are_refused(connector, tmp_path):
+    extra = {"tiers": [f"file://{tmp_path}/tier"], "host_bytes": 2**20}
+    config = config_of(UNIFORM, 40, 8)
+    with pytest.raises(ValueError, match="`tiers` must be used where vLLM runs its worker in the scheduler's process"):
+        connector(vllm_config_of(extra), vllm_interface.KVConnectorRole.SCHEDULER, config)

@@ -214,7 +214,7 @@ class VllmEngine:
 
     @property
     def books(self):
-        return self.scheduler.connector._books.ledger
+        return self.scheduler.connector._books.books.ledger
 
 
 def converse(engine, rng, *, turns, many=4):

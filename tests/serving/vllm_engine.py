@@ -6,6 +6,7 @@ each step of a request, all bytes that the law says it reads are compared with i
 
 import hashlib
 import pickle
+import sys
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 
@@ -201,6 +202,7 @@ class Engine:
         self.runner = Runner(groups, num_blocks, widths, max_seqs)
         self.worker = connector_class(vllm_config_of(extra), roles.WORKER, config)
         self.worker.register_runner(self.runner)
+        sys.modules["vllm.distributed.kv_transfer"].worker = self.worker  # as vLLM's executor `uni` has it
         self.scheduler = connector_class(vllm_config_of(extra), roles.SCHEDULER, config)
         self.free = list(range(1, num_blocks))
         self.requests, self.tables, self.waiting, self.running = {}, {}, [], []
@@ -444,7 +446,7 @@ class Engine:
             self.process(*self.pending.pop(0))
 
     def books(self):
-        return self.scheduler._books.ledger
+        return self.scheduler._books.books.ledger
 
     def run(self, most=2000):
         """Steps until nothing is left to do."""

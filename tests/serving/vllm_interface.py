@@ -37,6 +37,7 @@ class KVConnectorWorkerMetadata(ABC):
 
 
 class KVConnectorBase_V1(ABC):  # noqa: N801
+    # ruff: noqa: B027  # as in vLLM, methods that need not be there do nothing
     def __init__(self, vllm_config, role, kv_cache_config):
         self._connector_metadata = None
         self._role = role
@@ -113,5 +114,9 @@ def install(monkeypatch) -> None:
         if above is not None:
             setattr(above, parts[end - 1], module)
         above = module
+    transfer = sys.modules["vllm.distributed.kv_transfer"]
+    transfer.worker = None  # pyright: ignore
+    transfer.has_kv_transfer_group = lambda: transfer.worker is not None
+    transfer.get_kv_transfer_group = lambda: transfer.worker
     for one in CLASSES:
         setattr(above, one.__name__, one)

@@ -1,10 +1,10 @@
 """The connector itself: vLLM's interface, handed on to the scheduler's side or the worker's."""
 
-import logging
 from dataclasses import dataclass, field
 from math import lcm
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+from vllm.distributed import kv_transfer  # pyright: ignore[reportMissingImports]
 from vllm.distributed.kv_transfer.kv_connector.v1 import base  # pyright: ignore[reportMissingImports]
 from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: ignore[reportMissingImports]
     KVConnectorBase_V1,
@@ -15,14 +15,16 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
 )
 
 from kvjax.serving.vllm.keys import RequestKeys
-from kvjax.serving.vllm.layout import groups_of, tokens_per_hash
+from kvjax.serving.vllm.layout import groups_of, layout_of, tokens_per_hash
 from kvjax.serving.vllm.messages import Orders, Report
 from kvjax.serving.vllm.options import options_of
 from kvjax.serving.vllm.scheduler import SchedulerSide
 from kvjax.serving.vllm.support import check_supported, model_of
-from kvjax.serving.vllm.worker import WorkerSide
 
-_LOG = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from kvjax.serving.vllm.books import Books
+    from kvjax.serving.vllm.worker import WorkerSide
+
 # Where vLLM has it, loads that failed are told by request; before, by block, which only models of one group can take.
 _RESULTS = getattr(base, "KVConnectorTransferResults", None)
 
@@ -40,7 +42,7 @@ class KvjaxWorkerMetadata(KVConnectorWorkerMetadata):
 
     report: Report = field(default_factory=Report)
 
-    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:
+    def aggregate(self, other: KVConnectorWorkerMetadata) -> KVConnectorWorkerMetadata:  # noqa: ARG002
         """Refused: there is one worker, which holds all devices.
 
         Raises:
@@ -67,16 +69,19 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._groups = groups_of(kv_cache_config)
         check_supported(vllm_config, self._groups, by_request=_RESULTS is not None)
         self._hash_unit = tokens_per_hash(self._groups, kv_cache_config.hash_block_size)
+        self._model = self._options.model or model_of(vllm_config)
+        self._resume_multiple = lcm(*(group.tokens_per_block for group in self._groups))
         self._worker: WorkerSide | None = None
+        self._scheduler: SchedulerSide | None = None
         self._failed: set[str] = set()
-        self._scheduler = None
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 self._options,
-                model=self._options.model or model_of(vllm_config),
+                model=self._model,
                 keys=RequestKeys(self._hash_unit),
-                resume_multiple=lcm(*(group.tokens_per_block for group in self._groups)),
+                resume_multiple=self._resume_multiple,
                 drafts=vllm_config.speculative_config is not None,
+                books=_tiered_books() if self._options.tiers else None,
             )
 
     @property
@@ -126,8 +131,25 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
     # --- the worker's process ----------------------------------------------------------------------------
 
     def register_runner(self, runner: Any) -> None:
-        """Takes down the caches of tpu-inference's runner, and makes the host pool."""
-        self._worker = WorkerSide(self._options, self._groups, self._hash_unit, runner)
+        """Takes down the caches of tpu-inference's runner, and makes the host pool.
+
+        Raises:
+            ValueError: caches or settings that do not go together.
+            MemoryError: the machine does not have so much memory for the pool.
+        """
+        from kvjax.serving.vllm.arrays import flattened, leaves_of
+        from kvjax.serving.vllm.host import host_of
+        from kvjax.serving.vllm.worker import WorkerSide
+
+        leaves = leaves_of(self._groups, runner.kv_caches, runner.layer_name_to_kvcache_index)
+        host = host_of(
+            self._options,
+            layout_of(self._groups, leaves, self._hash_unit),
+            flattened(runner.kv_caches),
+            model=self._model,
+            resume_multiple=self._resume_multiple,
+        )
+        self._worker = WorkerSide(host, runner)
 
     def register_kv_caches(self, kv_caches: Any) -> None:
         """Refused: caches of PyTorch.
@@ -198,3 +220,18 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         if self._scheduler is None:
             raise ValueError("this connector was made for a worker, and must not be asked for what a scheduler knows")
         return self._scheduler
+
+
+def _tiered_books() -> "Books":
+    """Returns the books of the worker in this process, which vLLM makes before its scheduler."""
+    worker = kv_transfer.get_kv_transfer_group() if kv_transfer.has_kv_transfer_group() else None
+    side = worker._worker if isinstance(worker, KvjaxConnector) else None
+    if side is None or side.host.offloader is None:
+        raise ValueError(
+            "`tiers` must be used where vLLM runs its worker in the scheduler's process (the executor 'uni'), got a "
+            "scheduler without a worker: what flows between the host pool and lower tiers does not pass between "
+            "processes"
+        )
+    from kvjax.serving.vllm.tiered import TieredBooks
+
+    return TieredBooks(side.host.offloader)

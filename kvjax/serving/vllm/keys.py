@@ -10,8 +10,8 @@ class RequestKeys:
     """Turns requests of vLLM into arguments of `Ledger.lookup` and `Ledger.extend`.
 
     vLLM's hashes cover all that its cache depends on: tokens, adapter, images, salt. Tokens alone do not, so without
-    its hashes the adapter and the salt are told by kvjax's, and requests with other inputs than tokens take no part, nor
-    do sessions whose tokens may change.
+    its hashes the adapter and the salt are told by kvjax's salt; requests with other inputs than tokens take no part,
+    nor do sessions whose tokens may change.
 
     Args:
         tokens_per_hash: tokens that each of vLLM's prefix hashes covers; `None` to go by tokens.

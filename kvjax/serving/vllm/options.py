@@ -6,12 +6,6 @@ from typing import Any, Literal
 
 from kvjax._checks import integer, size
 
-_TIERS = (
-    "`tiers` of kv_connector_extra_config cannot be used with vLLM yet: the books are kept by the scheduler and the "
-    "bytes by the worker, and what flows between the host pool and lower tiers does not pass between the two; "
-    "leave it out"
-)
-
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -28,6 +22,9 @@ class Options:
         transfer: see `kvjax.Mover`.
         model: names all that gives the cache its meaning, the weights above all; by default vLLM's model and
             revision.
+        tiers: URLs of levels below the host pool, see `kvjax.tiers.open_tier`; only where vLLM runs its worker in the
+            scheduler's process.
+        tier_ask_s: how long a lookup asks lower tiers at most, in seconds, what they have; vLLM waits meanwhile.
     """
 
     host_bytes: int
@@ -39,6 +36,8 @@ class Options:
     staging_bytes: int | None = None
     transfer: str = "auto"
     model: str | None = None
+    tiers: tuple[str, ...] = ()
+    tier_ask_s: float = 0.05
 
     @property
     def chunking(self) -> dict[str, Any]:
@@ -57,22 +56,21 @@ def options_of(extra: Mapping[str, Any]) -> Options:
         extra: sizes are ints, or digits with an optional B, KiB, MiB, GiB or TiB.
 
     Raises:
-        ValueError: an unknown key, no `host_bytes`, a size that is none, or `tiers`.
+        ValueError: an unknown key, no `host_bytes`, a size that is none, or `tiers` that is no list of text.
 
     >>> options_of({"host_bytes": "2MiB"}).host_bytes
     2097152
     """
     known = [field.name for field in fields(Options)]
-    if extra.get("tiers"):
-        raise ValueError(_TIERS)
-    unknown = sorted(set(extra) - {*known, "tiers"})
+    unknown = sorted(set(extra) - set(known))
     if unknown:
-        raise ValueError(
-            f"kv_connector_extra_config must have keys among {', '.join([*known, 'tiers'])}, got {', '.join(unknown)}"
-        )
+        raise ValueError(f"kv_connector_extra_config must have keys among {', '.join(known)}, got {', '.join(unknown)}")
     if "host_bytes" not in extra:
         raise ValueError("kv_connector_extra_config must have `host_bytes`, such as '64GiB', got none")
-    given = {name: value for name, value in extra.items() if name != "tiers"}
+    given = dict(extra)
+    tiers = given.pop("tiers", None) or ()
+    if isinstance(tiers, str) or not all(isinstance(tier, str) for tier in tiers):
+        raise ValueError(f"`tiers` must be a list of URLs, from the fastest one down, got {tiers!r}")
     for name in ("host_bytes", "min_chunk_bytes", "staging_bytes"):
         value = given.get(name)
         if isinstance(value, str):
@@ -81,4 +79,4 @@ def options_of(extra: Mapping[str, Any]) -> Options:
             given[name] = integer(value, name, at_least=1)
     if given.get("model") is not None and not isinstance(given["model"], str):
         raise ValueError(f"`model` must be a string, got {given['model']!r}")
-    return Options(**given)
+    return Options(**given, tiers=tuple(tiers))

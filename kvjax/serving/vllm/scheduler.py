@@ -6,16 +6,13 @@ that vLLM keeps waiting until they have come, so that nothing is ever computed f
 """
 
 import logging
-from collections.abc import Mapping
 from itertools import count
 from typing import Any
 
-from kvjax.chunking import resolve_chunking
 from kvjax.handles import Load, Store
-from kvjax.ledger import Ledger
-from kvjax.packing import cut_into_units
+from kvjax.serving.vllm.books import Books, LedgerBooks
 from kvjax.serving.vllm.keys import RequestKeys
-from kvjax.serving.vllm.messages import Geometry, Order, Orders, Outcome, Report
+from kvjax.serving.vllm.messages import Order, Orders, Outcome, Report
 from kvjax.serving.vllm.options import Options
 from kvjax.serving.vllm.tracked import VLLM_NULL, Tracked, load_tables
 
@@ -25,7 +22,8 @@ _LOG = logging.getLogger(__name__)
 class SchedulerSide:
     """Finds hits, plans loads and stores, and hears what became of them.
 
-    Until the worker has told what its arrays look like, after the first step, nothing is found or stored.
+    Until the worker has told what its arrays look like, after the first step, nothing is found or stored: there are no
+    books.
 
     Args:
         options: the connector's settings.
@@ -33,42 +31,59 @@ class SchedulerSide:
         keys: what a request's chunks are named by.
         resume_multiple: hits are multiples of this many tokens.
         drafts: whether steps compute tokens that may be rejected.
+        books: of a host pool in this process; without them, of the worker's, once it has told of its arrays.
     """
 
-    def __init__(self, options: Options, *, model: str, keys: RequestKeys, resume_multiple: int, drafts: bool):
+    def __init__(
+        self,
+        options: Options,
+        *,
+        model: str,
+        keys: RequestKeys,
+        resume_multiple: int,
+        drafts: bool,
+        books: Books | None = None,
+    ):
         self._options = options
         self._model = model
         self._keys = keys
         self._resume_multiple = resume_multiple
         self._drafts = drafts
-        self._num_blocks: Mapping[str, int] = {}
         self._requests: dict[str, Tracked] = {}
         self._open: dict[int, Load | Store] = {}
         self._numbers = count()
         self._orders = Orders()
-        self.ledger: Ledger | None = None
+        self.books = books
 
     # --- what vLLM's scheduler calls, in the order of a step ---------------------------------------------
 
     def matched_tokens(self, request: Any, num_computed: int) -> int | None:
         """Returns how many tokens beyond `num_computed` can be loaded, or `None` to be asked again after a step: what
-        the request computed before it was preempted is being stored. It may be asked again and again."""
+        the request computed before it was preempted is being stored, or what lower tiers have of it is on its way. It
+        may be asked again and again."""
         tracked = self._requests.setdefault(request.request_id, Tracked(request))
         self._note_preemption(tracked)
-        if self.ledger is None or not tracked.restores:
+        if self.books is None or not tracked.restores:
             return 0
         if tracked.stores_under_way:
             return None
+        if tracked.found is not None and tracked.found.device_tokens == num_computed:
+            return tracked.found.hit_tokens - num_computed
         try:
-            found = self.ledger.lookup(request.request_id, device_tokens=num_computed, **self._keys.whole(request))
+            found = self.books.lookup(request.request_id, device_tokens=num_computed, **self._keys.whole(request))
         except ValueError:
             _LOG.exception("request %s goes without restored blocks", request.request_id)
             return 0
+        if found is None:
+            return None
+        tracked.found = found if found.hit_tokens > num_computed else None  # until it is admitted: it is kept for it
         return max(0, found.hit_tokens - num_computed)
 
     def allocated(self, request: Any, block_ids: tuple[list[int], ...], num_external: int) -> None:
         """Plans the load of what `matched_tokens` found, now that there are blocks for it."""
-        if not num_external or self.ledger is None:
+        if request.request_id in self._requests:
+            self._requests[request.request_id].found = None
+        if not num_external or self.books is None:
             return
         request_id, number = request.request_id, next(self._numbers)
         blocks = self._external_blocks(request_id, block_ids) if len(block_ids) == 1 else ()
@@ -108,49 +123,38 @@ class SchedulerSide:
     def finished(self, request: Any) -> None:
         """Stores the end of a request, and forgets it. Its blocks may be freed at once."""
         tracked = self._requests.pop(request.request_id, None)
-        if tracked is None or self.ledger is None:
+        if tracked is None or self.books is None:
             return
         self._note_preemption(tracked)
         self._store(tracked, checkpoint=True)
         if self._is_known(tracked):
-            self.ledger.finish(request.request_id)
+            self.books.finish(request.request_id)
 
     def heard(self, report: Report) -> None:
         """Enters into the books what a worker tells."""
-        if report.geometry is not None and self.ledger is None:
-            self._open_books(report.geometry)
-        if self.ledger is None:
+        if report.geometry is not None and self.books is None:
+            self.books = LedgerBooks(
+                self._options, report.geometry, model=self._model, resume_multiple=self._resume_multiple
+            )
+        if self.books is None:
             return
         for outcome in report.outcomes:
             self._complete(outcome)
         if report.pool_lost:
-            self.ledger.invalidate()
+            self.books.invalidate()
 
     def reset(self) -> None:
         """Makes everything a miss, as for new weights."""
-        if self.ledger is not None:
-            self.ledger.invalidate()
+        if self.books is not None:
+            self.books.invalidate()
 
     # --- parts ----------------------------------------------------------------------------------------
 
-    def _open_books(self, geometry: Geometry) -> None:
-        chunking = resolve_chunking(geometry.layout, **self._options.chunking)
-        self._num_blocks = geometry.num_blocks
-        self.ledger = Ledger(
-            chunking,
-            cut_into_units(chunking, geometry.unit_bytes),
-            host_bytes=self._options.host_bytes,
-            model=self._model,
-            resume_multiple=self._resume_multiple,
-            checkpoint_tokens=self._options.checkpoint_tokens,
-            store_after=self._options.store_after,
-        )
-
     def _is_known(self, tracked: Tracked) -> bool:
         """Whether the ledger has the request; it has none that was admitted before the books were opened."""
-        assert self.ledger is not None, "the books are open"
+        assert self.books is not None, "the books are open"
         try:
-            self.ledger.request(tracked.request.request_id)
+            self.books.ledger.request(tracked.request.request_id)
         except ValueError:
             return False
         return True
@@ -162,45 +166,42 @@ class SchedulerSide:
 
     def _external_blocks(self, request_id: str, block_ids: tuple[list[int], ...]) -> tuple[int, ...]:
         """The blocks of a model of one group that a load of the request's hit fills."""
-        assert self.ledger is not None, "the books are open"
-        known, (group,) = self.ledger.request(request_id), self.ledger.chunking.layout.groups
+        assert self.books is not None, "the books are open"
+        known, (group,) = self.books.ledger.request(request_id), self.books.ledger.chunking.layout.groups
         start = known.most_on_device // group.tokens_per_block
         return tuple(block for block in block_ids[0][start:] if block != VLLM_NULL)
 
     def _prepare_load(self, request_id: str, block_ids: tuple[list[int], ...], num_external: int) -> Load:
-        assert self.ledger is not None, "the books are open"
-        known = self.ledger.request(request_id)
-        if known.hit_tokens != known.most_on_device + num_external:
-            raise ValueError(
-                f"request {request_id!r} must load the {known.hit_tokens - known.most_on_device} tokens that were found, "
-                f"got {num_external}"
-            )
-        tables = load_tables(self.ledger.chunking.layout, block_ids, known.hit_tokens)
-        return self.ledger.prepare_load(request_id, tables, num_blocks=self._num_blocks)
+        assert self.books is not None, "the books are open"
+        known = self.books.ledger.request(request_id)
+        found = known.hit_tokens - known.most_on_device
+        if found != num_external:
+            raise ValueError(f"request {request_id!r} must load the {found} tokens that were found, got {num_external}")
+        tables = load_tables(self.books.ledger.chunking.layout, block_ids, known.hit_tokens)
+        return self.books.prepare_load(request_id, tables)
 
     def _store(self, tracked: Tracked, *, checkpoint: bool) -> None:
         """Plans a store of what was computed since the last one, if that may complete a chunk."""
-        if self.ledger is None or tracked.tables is None:
+        if self.books is None or tracked.tables is None:
             return
-        request, unit = tracked.request, self.ledger.chunking.tokens_per_hash
+        request, unit = tracked.request, self.books.ledger.chunking.tokens_per_hash
         num_tokens = min(tracked.computed, self._keys.num_tokens(request) - self._drafts)
         if num_tokens <= 0 or not (checkpoint or num_tokens // unit > tracked.stored // unit):
             return
         try:
             self._catch_up(tracked)
-            store = self.ledger.prepare_store(
+            store = self.books.prepare_store(
                 request.request_id,
-                tracked.store_tables(self.ledger.chunking.layout, num_tokens),
+                tracked.store_tables(self.books.ledger.chunking.layout, num_tokens),
                 num_tokens,
                 checkpoint=checkpoint,
-                num_blocks=self._num_blocks,
             )
         except ValueError:
             _LOG.exception("what request %s computed is not stored", request.request_id)
             return
         tracked.stored = num_tokens
         if not store.num_chunks:
-            self.ledger.complete_store(store, ok=True)
+            self.books.complete(store, {})
             return
         number = next(self._numbers)
         self._open[number] = store
@@ -209,24 +210,25 @@ class SchedulerSide:
 
     def _catch_up(self, tracked: Tracked) -> None:
         """Tells the ledger the tokens that a request has by now."""
-        assert self.ledger is not None, "the books are open"
+        assert self.books is not None, "the books are open"
         request = tracked.request
         if self._is_known(tracked):
-            known = self.ledger.request(request.request_id)
+            known = self.books.ledger.request(request.request_id)
             if self._keys.continues(request, known):
-                self.ledger.extend(request.request_id, **self._keys.beyond(request, known))
+                self.books.extend(request.request_id, **self._keys.beyond(request, known))
                 return
-        self.ledger.lookup(request.request_id, max_load_tokens=0, **self._keys.whole(request))
+        self.books.take_on(request.request_id, **self._keys.whole(request))
 
     def _complete(self, outcome: Outcome) -> None:
-        assert self.ledger is not None, "the books are open"
+        assert self.books is not None, "the books are open"
         work = self._open.pop(outcome.number, None)
         if work is None:
             return
         tracked = self._requests.get(str(work.request_id))
+        ok = self.books.complete(work, outcome.moved)
+        if tracked is None:
+            return
         if isinstance(work, Store):
-            self.ledger.complete_store(work, ok=outcome.moved or False)
-            if tracked is not None:
-                tracked.stores_under_way -= 1
-        elif self.ledger.complete_load(work, ok=outcome.moved or False) < work.hit_tokens and tracked is not None:
+            tracked.stores_under_way -= 1
+        elif not ok:
             tracked.restores = False

@@ -50,13 +50,13 @@ class States:
         """Returns a plan that stores a request's state from the slot it had in the last step; without the state if it
         had none."""
         slot = self._slots.get(request_id)
-        moves = [
-            replace(one, block_ids=np.where(one.block_ids == STATE, slot, one.block_ids).astype(np.int32))
-            if one.group_idx in self._groups
-            else one
-            for one in plan.moves
-            if slot is not None or one.group_idx not in self._groups
-        ]
+        moves = [one for one in plan.moves if one.group_idx not in self._groups]
+        if slot is not None:
+            moves += [
+                replace(one, block_ids=np.where(one.block_ids == STATE, np.int32(slot), one.block_ids))
+                for one in plan.moves
+                if one.group_idx in self._groups
+            ]
         return StorePlan(tuple(moves), plan.num_bytes)
 
     def hold(self, request_id: str, plan: LoadPlan, caches: Mapping[str, jax.Array]) -> None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from kvjax.groups import CacheLayout, Recurrent
+from kvjax.handles import Lookup
 from kvjax.law import needed
 from kvjax.plan import NULL_BLOCK
 
@@ -27,6 +28,7 @@ class Tracked:
         before: tokens that were computed before its last step.
         computed: tokens that will be computed when its last step has run, drafts included.
         stored: of those, how many a store was planned for.
+        found: the answer of its last lookup, if it is to be restored and was not admitted yet.
         stores_under_way: stores of it that the worker has not told the end of.
         restores: whether it may have restored blocks; not after a load of its failed.
     """
@@ -37,6 +39,7 @@ class Tracked:
     before: int = 0
     computed: int = 0
     stored: int = 0
+    found: Lookup | None = None
     stores_under_way: int = 0
     restores: bool = True
 

@@ -6,18 +6,11 @@ from typing import Any
 
 import jax
 
-from kvjax.chunking import resolve_chunking
-from kvjax.ledger import pool_units
-from kvjax.memory.host import check_available
-from kvjax.memory.registration import register
-from kvjax.memory.transports import granule_bytes
-from kvjax.mover import Mover, Transfer
-from kvjax.packing import cut_into_units, unit_bytes
+from kvjax.mover import Transfer
 from kvjax.plan import LoadPlan, StorePlan
-from kvjax.serving.vllm.arrays import flattened, leaves_of, unflattened
-from kvjax.serving.vllm.layout import VllmGroup, layout_of
-from kvjax.serving.vllm.messages import Geometry, Order, Outcome, Report
-from kvjax.serving.vllm.options import Options
+from kvjax.serving.vllm.arrays import flattened, unflattened
+from kvjax.serving.vllm.host import Host
+from kvjax.serving.vllm.messages import Order, Outcome, Report
 from kvjax.serving.vllm.states import States
 
 _LOG = logging.getLogger(__name__)
@@ -29,39 +22,19 @@ class WorkerSide:
     The caches stay the runner's: they are taken from it for each move, and put back.
 
     Args:
-        options: the connector's settings.
-        groups: vLLM's groups.
-        hash_unit: see `kvjax.serving.vllm.layout.layout_of`.
-        runner: with `kv_caches`, a list, and `layer_name_to_kvcache_index`, as tpu-inference's has them.
+        host: the host pool.
+        runner: with `kv_caches`, a list, and an `input_batch`, as tpu-inference's has them.
 
     Raises:
-        ValueError: groups, arrays or settings that do not go together.
-        MemoryError: the machine does not have so much memory for the pool.
+        ValueError: the runner does not tell what has to be known of its states.
     """
 
-    def __init__(self, options: Options, groups: tuple[VllmGroup, ...], hash_unit: int | None, runner: Any):
-        if jax.process_count() > 1:
-            raise ValueError(
-                f"kvjax.serving.vllm must be used with one process that holds all devices, got {jax.process_count()}"
-            )
+    def __init__(self, host: Host, runner: Any):
         self._runner = runner
-        leaves = leaves_of(groups, runner.kv_caches, runner.layer_name_to_kvcache_index)
-        layout = layout_of(groups, leaves, hash_unit)
-        caches = flattened(runner.kv_caches)
-        chunking = resolve_chunking(layout, **options.chunking)
-        units = cut_into_units(chunking, unit_bytes(chunking, granule_bytes(register(layout, caches))))
-        check_available(options.host_bytes)
-        self.mover = Mover(
-            chunking,
-            units,
-            caches,
-            num_units=pool_units(chunking, units, options.host_bytes),
-            staging_bytes=options.staging_bytes,
-            transfer=options.transfer,
-        )
-        num_blocks = {layout.groups[g].name: self.mover.caches.num_blocks(g) for g in layout.cached}
-        self._report = Report(geometry=Geometry(layout, units.unit_bytes, num_blocks))
-        self._states = States(layout, caches, runner)
+        self.host = host
+        self.mover = host.mover
+        self._states = States(host.geometry.layout, flattened(runner.kv_caches), runner)
+        self._report = Report(geometry=host.geometry)
         self._under_way: dict[Order, Transfer] = {}
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
@@ -115,7 +88,7 @@ class WorkerSide:
         for transfer in self._under_way.values():
             transfer.settle()
         self._under_way.clear()
-        self.mover.close()
+        self.host.close()
 
     # --- parts ----------------------------------------------------------------------------------------
 
