@@ -5,7 +5,7 @@ devices, as arrays of its own over the part of the mesh that is its own: no byte
 programs of this process alone. No program of another process waits for them, and none is waited for.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,7 +24,8 @@ class LocalLeaf:
     Args:
         shape: of its pieces together.
         sharding: of that array, over the devices of this process.
-        pieces: for each dimension of the whole array, the spans `(start, stop)` that are here, ascending.
+        pieces: for each dimension of the whole array, the spans `(start, stop)` that are here, ascending, none next to
+            another.
     """
 
     shape: tuple[int, ...]
@@ -122,7 +123,7 @@ def local_view(layout: CacheLayout, caches: Mapping[str, Any]) -> LocalView | No
 
 
 def _pieces(array: jax.Array) -> list[jax.Array]:
-    return [array.addressable_data(place) for place in range(len(array.sharding.addressable_devices))]
+    return [shard.data for shard in array.addressable_shards]
 
 
 def _local_leaf(name: str, spec: LeafSpec, shape: tuple[int, ...], sharding: Any) -> LocalLeaf:
@@ -136,7 +137,7 @@ def _local_leaf(name: str, spec: LeafSpec, shape: tuple[int, ...], sharding: Any
         raise ValueError(f"`caches` leaf {name!r} must have a piece on a device of this process, got {sharding}")
     spans: list[tuple[tuple[int, int], ...]] = []
     for dimension, size in enumerate(shape):
-        spans.append(tuple(sorted({(index or ())[dimension].indices(size)[:2] for index in held.values()})))
+        spans.append(_joined({(index or ())[dimension].indices(size)[:2] for index in held.values()}))
     blocks = 0 if spec.layers is None else 1
     here = tuple(sum(stop - start for start, stop in of_dimension) for of_dimension in spans)
     if here[blocks] != shape[blocks]:
@@ -147,6 +148,17 @@ def _local_leaf(name: str, spec: LeafSpec, shape: tuple[int, ...], sharding: Any
     mesh = sharding.mesh.local_mesh
     assert mesh is not None, "a mesh with devices of this process has a part of them"
     return LocalLeaf(here, NamedSharding(mesh, sharding.spec), tuple(spans))
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
+    """Disjoint spans in order, those next to each other as one."""
+    joined: list[tuple[int, int]] = []
+    for start, stop in sorted(spans):
+        if joined and joined[-1][1] == start:
+            joined[-1] = (joined[-1][0], stop)
+        else:
+            joined.append((start, stop))
+    return tuple(joined)
 
 
 def _local_spec(spec: LeafSpec, leaves: Mapping[str, LocalLeaf]) -> LeafSpec:
