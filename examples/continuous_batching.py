@@ -106,7 +106,7 @@ def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     return options
 
 
-def _prompts(count: int) -> list[bytes]:
+def prompts_of(count: int) -> list[bytes]:
     """Prompts of 60 to 140 tokens; every third one begins as an earlier one did."""
     text = TEXT.read_bytes()
     assert max(text) < VOCABULARY, "a token is a byte"
@@ -119,7 +119,7 @@ def _prompts(count: int) -> list[bytes]:
 
 
 def _run(options: argparse.Namespace) -> dict[str, Outcome]:
-    weights, prompts = new_weights(options.seed), _prompts(options.requests)
+    weights, prompts = new_weights(options.seed), prompts_of(options.requests)
     longest = max(map(len, prompts)) + options.new_tokens
     of_longest = {name: -(-longest // TOKENS_PER_BLOCK[name]) + 1 for name in (FULL, LOCAL)} | {STATE: 1}
     small = {name: blocks * options.device_requests for name, blocks in of_longest.items()}

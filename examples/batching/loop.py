@@ -4,14 +4,15 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from collections.abc import Sequence as ListOf
 from dataclasses import dataclass
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import Mesh
 
 import kvjax
 
-from .model import FULL, LOCAL, TOKENS_PER_BLOCK, Batch, Caches, layout, step
+from .model import FULL, LOCAL, TOKENS_PER_BLOCK, Batch, Caches, layout, new_caches, step
 from .sequences import Blocks, Phase, Sequence
 
 
@@ -36,10 +37,11 @@ class Loop:
     Args:
         weights: of the model.
         num_blocks: blocks of the device's caches, by group.
-        offload: makes the offloader for the caches; `None` serves without one.
+        offload: makes the `kvjax.Offloader`, or the `kvjax.RankedOffloader`, for the caches; `None` serves without one.
         seats: requests at a time.
         rows: tokens of one step.
         max_tokens: of the longest request.
+        mesh: over which heads and states are split; by default all is on one device.
     """
 
     def __init__(
@@ -47,18 +49,14 @@ class Loop:
         weights: Mapping[str, jax.Array],
         num_blocks: Mapping[str, int],
         *,
-        offload: Callable[[kvjax.CacheLayout, Caches], "kvjax.Offloader"] | None,
+        offload: Callable[[kvjax.CacheLayout, Caches], Any] | None,
         seats: int,
         rows: int,
         max_tokens: int,
+        mesh: Mesh | None = None,
     ):
         groups = layout()
-        device = jax.devices()[0]
-        self.caches: Caches = {
-            leaf.name: jnp.zeros((num_blocks[group.name], *leaf.block_shape), leaf.dtype, device=device)
-            for group in groups.groups
-            for leaf in group.leaves
-        }
+        self.caches, places = new_caches(groups, num_blocks, mesh)
         self.offloader = None if offload is None else offload(groups, self.caches)
         self.chunking = kvjax.resolve_chunking(groups) if self.offloader is None else self.offloader.chunking
         self.blocks = Blocks(num_blocks)
@@ -67,7 +65,7 @@ class Loop:
         self.counts = Counts()
         self._rows, self._seats = rows, seats
         self._table_blocks = {name: -(-max_tokens // TOKENS_PER_BLOCK[name]) for name in (FULL, LOCAL)}
-        self._step = jax.jit(lambda caches, batch: step(weights, caches, batch), donate_argnums=0)
+        self._step = jax.jit(lambda caches, batch: step(weights, caches, batch), donate_argnums=0, out_shardings=places)
 
     # --- from outside
 
@@ -125,7 +123,7 @@ class Loop:
             if found.hit_tokens:
                 self._load(self.offloader, sequence, found)
 
-    def _load(self, offloader: "kvjax.Offloader", sequence: Sequence, found: kvjax.Lookup) -> None:
+    def _load(self, offloader: Any, sequence: Sequence, found: kvjax.Lookup) -> None:
         """Starts to restore what was found. The request computes once the load has ended."""
         hit = found.hit_tokens
         wanted = {}

@@ -2,10 +2,11 @@
 
 import math
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import kvjax
 
@@ -13,7 +14,7 @@ FULL, LOCAL, STATE = "full", "local", "state"
 TOKENS_PER_BLOCK = {FULL: 16, LOCAL: 8, STATE: 16}
 WINDOW_TOKENS = 24
 LAYERS = (LOCAL, STATE, FULL, LOCAL, STATE, FULL)
-WIDTH, HEADS, HEAD_DIM, VOCABULARY = 64, 2, 16, 256
+WIDTH, HEADS, HEAD_DIM, VOCABULARY = 64, 4, 16, 256
 
 Caches = dict[str, jax.Array]
 
@@ -58,6 +59,31 @@ def layout() -> kvjax.CacheLayout:
             for name, tokens in TOKENS_PER_BLOCK.items()
         ]
     )
+
+
+def new_caches(groups: kvjax.CacheLayout, num_blocks: Mapping[str, int], mesh: Mesh | None) -> tuple[Caches, Any]:
+    """Zeroed caches, and where a step leaves what it returns.
+
+    Args:
+        groups: the layout.
+        num_blocks: by group.
+        mesh: of one axis, over which heads and states are split; `None` for one device.
+    """
+    shapes = {
+        leaf.name: (num_blocks[group.name], *leaf.block_shape) for group in groups.groups for leaf in group.leaves
+    }
+    if mesh is None:
+        places: Any = SingleDeviceSharding(jax.devices()[0])
+        shardings = dict.fromkeys(shapes, places)
+    else:
+        (axis,) = mesh.axis_names
+        places = NamedSharding(mesh, PartitionSpec())
+        by_kind = {2: PartitionSpec(None, axis), 4: PartitionSpec(None, None, axis)}
+        shardings = {name: NamedSharding(mesh, by_kind[len(shape)]) for name, shape in shapes.items()}
+    make = jax.jit(
+        lambda: {name: jnp.zeros(shape, jnp.float32) for name, shape in shapes.items()}, out_shardings=shardings
+    )
+    return make(), (places, shardings)
 
 
 def new_weights(seed: int) -> dict[str, jax.Array]:

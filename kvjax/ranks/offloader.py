@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from kvjax._checks import seconds
+from kvjax.chunking import Chunking
 from kvjax.handles import Lookup
 from kvjax.jobs import Job, JobResult
 from kvjax.jobs.waiter import LONGEST_SLEEP_S, after
@@ -55,6 +56,11 @@ class RankedOffloader:
         self._ended: list[Job] = []
         self._loadable: set[Hashable] = set()
         self._together("start", lambda: (described(offloader), None))
+
+    @property
+    def chunking(self) -> Chunking:
+        """How this rank's part of the cache is cut into chunks; the same tokens on every rank."""
+        return self.offloader.chunking
 
     # --- a request ------------------------------------------------------------------------------------
 
