@@ -41,23 +41,12 @@ def about(request_id: Hashable, options: Mapping[str, Any]) -> str:
     return digest.hexdigest()
 
 
-def said(found: Lookup, resumable: Restorable) -> list[Any]:
-    """What a rank has to say of a lookup of its own.
-
-    Args:
-        found: what it found.
-        resumable: where it could resume from its pool.
-    """
+def said(found: Lookup) -> list[Any]:
+    """What a rank has to say of a lookup of its own."""
     arriving = hashlib.blake2b(digest_size=8)
     for name, blocks in found.arriving.items():
         arriving.update(repr((name, blocks.tolist())).encode())
-    return [
-        found.hit_tokens,
-        list(found.checkpoints),
-        found.promised_tokens,
-        arriving.hexdigest(),
-        resumable.to_bytes().hex(),
-    ]
+    return [found.hit_tokens, list(found.checkpoints), found.promised_tokens, arriving.hexdigest()]
 
 
 def hits_differ(of_ranks: Sequence[Sequence[Any]]) -> bool:
@@ -65,9 +54,9 @@ def hits_differ(of_ranks: Sequence[Sequence[Any]]) -> bool:
     return len({hit for hit, *_ in of_ranks}) > 1
 
 
-def sets_of_others(of_ranks: Sequence[Sequence[Any]], rank: int) -> list[Restorable]:
-    """Where the other ranks could resume, by what `said` told of each."""
-    return [Restorable.from_bytes(bytes.fromhex(words[-1])) for of, words in enumerate(of_ranks) if of != rank]
+def sets_of_others(of_ranks: Sequence[str], rank: int) -> list[Restorable]:
+    """Where the other ranks could resume, by the bytes of their sets in hexadecimal digits."""
+    return [Restorable.from_bytes(bytes.fromhex(digits)) for of, digits in enumerate(of_ranks) if of != rank]
 
 
 def agreed(found: Lookup, of_ranks: Sequence[Sequence[Any]]) -> Lookup:

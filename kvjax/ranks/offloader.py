@@ -3,7 +3,7 @@
 import hashlib
 import math
 import time
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -20,8 +20,8 @@ from kvjax.ranks.gate import Gate, GatedLoad
 from kvjax.ranks.lookups import about, agreed, described, hits_differ, said, sets_of_others
 from kvjax.ranks.messages import bodies, encode, failures
 
-# Lookups that did not agree are made anew with the sets of all ranks so often, before nothing is restored.
-_ROUNDS = 2
+# Lookups that did not agree are made anew with the sets of all ranks so often; the last time, nothing is restored.
+_TURNS = 3
 
 
 class RankedOffloader:
@@ -102,33 +102,26 @@ class RankedOffloader:
             try:
                 for request_id, options in requests.items():
                     found[request_id] = self.offloader.lookup(request_id, **options)
-                return [about(one, options) for one, options in requests.items()], self._said(found)
+                return [about(one, options) for one, options in requests.items()], [*map(said, found.values())]
             except BaseException:
                 for request_id in found:
                     self.offloader.finish(request_id)
                     self._loadable.discard(request_id)
                 raise
 
-        of_ranks = self._together("lookup", look, wait_s)
-        by_request = dict(zip(requests, zip(*of_ranks, strict=True), strict=True))
-        for turn in range(_ROUNDS + 1):
-            differing = {one: sets for one, sets in by_request.items() if hits_differ(sets)}
+        words = self._by_request(requests, self._together("lookup", look, wait_s))
+        for turn in range(_TURNS):
+            differing = [request_id for request_id, of_ranks in words.items() if hits_differ(of_ranks)]
             if not differing:
                 break
-            again: dict[Hashable, Lookup] = {}
-            for request_id, sets in differing.items():
-                again[request_id] = self.offloader.look_again(
-                    request_id,
-                    ranks=sets_of_others(sets, self.channel.rank),
-                    max_load_tokens=0 if turn == _ROUNDS else None,
-                )
-            of_ranks = self._together("look again", lambda again=again: (None, self._said(again)))
+            again = self._look_again(differing, nothing=turn == _TURNS - 1)
             found |= again
-            by_request |= dict(zip(again, zip(*of_ranks, strict=True), strict=True))
-        for request_id, sets in by_request.items():
-            if hits_differ(sets):
+            told = self._together("look again", lambda again=again: (None, [said(one) for one in again.values()]))
+            words |= self._by_request(again, told)
+        for request_id, of_ranks in words.items():
+            if hits_differ(of_ranks):
                 raise self._break(RanksDifferError(f"the ranks hold other prefixes of {request_id!r} on their devices"))
-            found[request_id] = agreed(found[request_id], sets)
+            found[request_id] = agreed(found[request_id], of_ranks)
             self.offloader.add_checkpoints(request_id, found[request_id].checkpoints)
             wants = any(len(chunks) for chunks in found[request_id].load.values())
             (self._loadable.add if wants else self._loadable.discard)(request_id)
@@ -280,8 +273,25 @@ class RankedOffloader:
 
     # --- parts ----------------------------------------------------------------------------------------
 
-    def _said(self, found: Mapping[Hashable, Lookup]) -> list[Any]:
-        return [said(one, self.offloader.resumable(request_id)) for request_id, one in found.items()]
+    def _by_request(self, requests: Iterable[Hashable], of_ranks: list[Any]) -> dict[Hashable, Any]:
+        """What all ranks have to say of each request."""
+        return dict(zip(requests, zip(*of_ranks, strict=True), strict=True))
+
+    def _look_again(self, requests: list[Hashable], *, nothing: bool) -> dict[Hashable, Lookup]:
+        """Finds what this rank has where all could resume; or settles for nothing but what the device holds."""
+
+        def sets() -> tuple[Any, Any]:
+            return None, [self.offloader.resumable(request_id).to_bytes().hex() for request_id in requests]
+
+        words = self._by_request(requests, self._together("resumable", sets))
+        return {
+            request_id: self.offloader.look_again(
+                request_id,
+                ranks=sets_of_others(words[request_id], self.channel.rank),
+                max_load_tokens=0 if nothing else None,
+            )
+            for request_id in requests
+        }
 
     def _before(self, job: Job | None) -> list[GatedLoad]:
         """The loads without a verdict up to a job, in the order of their issue; all of them for `None`."""

@@ -38,7 +38,10 @@ def seen(request, tmp_path_factory):
     finally:
         for process in processes:
             process.kill()
-    assert [process.returncode for process in processes] == [0] * (num_ranks - 1) + [9], ended
+    codes = [process.returncode for process in processes]
+    assert codes == [0] * (num_ranks - 1) + [9], [
+        (code, err[-1500:]) for code, (_, err) in zip(codes, ended, strict=True)
+    ]
     return [json.loads(out.splitlines()[-1]) for out, _ in ended[:-1]]
 
 

@@ -47,7 +47,7 @@ class TestLookups:
 
         assert on_ranks(2, layouts.HYBRID, script) == [(16, 8), (24, 8)]
 
-    def test_a_lookup_on_which_ranks_agree_takes_one_exchange_and_others_one_more(self):
+    def test_a_lookup_on_which_ranks_agree_takes_one_exchange_and_others_two_more(self):
         def script(engine):
             engine.serve("first", PROMPT)
             taken = [engine.channel.count]
@@ -59,7 +59,7 @@ class TestLookups:
             taken.append(engine.channel.count)
             return np.diff(taken).tolist()
 
-        assert on_ranks(2, layouts.GEMMA, script)[0] == [1, 2]
+        assert on_ranks(2, layouts.GEMMA, script)[0] == [1, 3]
 
     def test_several_requests_are_looked_up_together(self):
         def script(engine):
@@ -76,7 +76,7 @@ class TestLookups:
             )
             return [one.hit_tokens for one in found.values()], engine.channel.count - before
 
-        assert on_ranks(2, layouts.GEMMA, script) == [([39, 0, 0], 2)] * 2
+        assert on_ranks(2, layouts.GEMMA, script) == [([39, 0, 0], 3)] * 2
 
     def test_a_rank_that_may_load_less_limits_the_others(self):
         def script(engine):

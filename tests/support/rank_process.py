@@ -211,8 +211,11 @@ def main() -> None:
     jax.distributed.initialize(f"127.0.0.1:{port}", num_ranks, rank)
     process = Process(rank, num_ranks, Path(sys.argv[5]))
     seen = process.run()
-    seen |= process.lose(int(sys.argv[6]) if len(sys.argv) > 6 else num_ranks - 1)
+    seen |= process.lose(num_ranks - 1)
     print(json.dumps(seen), flush=True)
+    # The service ends with process 0, and JAX then aborts those that are left.
+    CoordinationChannel("end", process_ids=range(num_ranks - 1)).exchange(b"", 20.0)
+    time.sleep(0 if rank else 2.0)
     os._exit(0)  # without one of them, the others cannot shut the service down
 
 
