@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from kvjax.jobs import JobResult as JobResult
     from kvjax.mover import Mover as Mover
     from kvjax.offloader import Offloader as Offloader
+    from kvjax.ranks import RankedOffloader as RankedOffloader
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ _WITH_JAX = {
     "JobResult": "kvjax.jobs",
     "Mover": "kvjax.mover",
     "Offloader": "kvjax.offloader",
+    "RankedOffloader": "kvjax.ranks",
 }
 
 

@@ -5,7 +5,7 @@ A request goes through `lookup`, then `prepare_load` / `complete_load`, `extend`
 changes nothing. Not thread-safe: one scheduler calls it.
 """
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -246,6 +246,32 @@ class Ledger:
         finally:
             self.pool.namespaces.close(request.space)
 
+    def resumable(self, request_id: Hashable) -> Restorable:
+        """Returns the positions at which this rank could resume a request that was looked up, from the pool and as far
+        as the request may load.
+
+        Raises:
+            ValueError: an unknown request.
+        """
+        request = self._request(request_id)
+        positions = restorable_of(self._lookups.asked_for(request, request.device_tokens))
+        most = request.limits.load_tokens
+        return positions if most is None else positions & Restorable([0], [request.fallback + most])
+
+    def add_checkpoints(self, request_id: Hashable, positions: Iterable[int]) -> None:
+        """Adds positions to store a request for, as those that other ranks of the model have.
+
+        Args:
+            request_id: a request that was looked up; nothing was stored for it since.
+            positions: no farther beyond its tokens than its own checkpoints may be.
+
+        Raises:
+            ValueError: an unknown request, or a position that is no positive int, or farther.
+        """
+        request = self._request(request_id)
+        below = request.num_tokens + request.lag + (self.checkpoint_tokens or 0) + 1
+        request.checkpoints |= {integer(position, "positions", at_least=1, below=below) for position in positions}
+
     def extend(
         self,
         request_id: Hashable,
@@ -349,7 +375,9 @@ class Ledger:
         self.counts.loads_shared += bool(load.after)
         return load
 
-    def complete_load(self, load: Load, *, ok: bool | Mapping[int, np.ndarray], told: bool = True) -> int:
+    def complete_load(
+        self, load: Load, *, ok: bool | Mapping[int, np.ndarray], told: bool = True, void: bool = False
+    ) -> int:
         """Ends a load. Those of its chunks that were not restored are dropped from the pool: any doubt is a miss.
 
         Args:
@@ -357,6 +385,8 @@ class Ledger:
             ok: whether its own moves went well: one for all, or, by `group_idx`, a mask of the rows of the plan.
             told: whether the engine knows at once what is returned. If not, and the load failed, it may go on
                 computing from blocks that were not restored: until `acknowledge` all that it stores fails.
+            void: nothing of it counts as restored, well as its moves went: other ranks failed to restore their parts.
+                What went well stays in the pool.
 
         Returns:
             How many tokens the caches hold from the first one on: the hit; or, if anything failed, here or in a load
@@ -368,7 +398,7 @@ class Ledger:
         """
         self._loads.check_open(load)
         masks = {moves.group_idx: rows_ok(ok, moves) for moves in load.plan.moves}
-        valid = self._loads.complete(load, masks, failed=ok is False, told=told)
+        valid = self._loads.complete(load, masks, failed=ok is False, told=told, void=void)
         for g, good in masks.items():
             self.counts.loaded_by_group[g] += int(np.count_nonzero(good))
             self.counts.bytes_loaded += int(np.count_nonzero(good)) * (self.chunking.chunk_bytes[g] or 0)

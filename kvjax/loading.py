@@ -121,7 +121,7 @@ class Loads:
         self._open[load] = None
         return load
 
-    def complete(self, load: Load, masks: Mapping[int, np.ndarray], *, failed: bool, told: bool) -> int:
+    def complete(self, load: Load, masks: Mapping[int, np.ndarray], *, failed: bool, told: bool, void: bool) -> int:
         """Ends a load, and returns how many tokens the caches hold; see `Ledger.complete_load`.
 
         Args:
@@ -129,6 +129,7 @@ class Loads:
             masks: by `group_idx`, the rows of its plan that were moved.
             failed: whether all of it counts as failed, what others bring, too.
             told: whether the engine knows what is returned; otherwise `acknowledge` says when it does.
+            void: whether nothing that was moved counts as restored.
 
         Raises:
             ValueError: the load is not open; or one that it shares is, and it did not fail.
@@ -140,7 +141,7 @@ class Loads:
         self._given_up.discard(load)
         own = {g: self._restored(load, g, rows, masks.get(g)) for g, rows in load.rows.items()}
         good = {
-            g: mask & ~rows.of_others if failed else mask
+            g: mask & ~rows.of_others if failed else mask & (not void)
             for (g, mask), rows in zip(own.items(), load.rows.values(), strict=True)
         }
         complete = not load.stale and all(mask.all() for mask in good.values())

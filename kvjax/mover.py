@@ -10,6 +10,7 @@ import numpy as np
 from kvjax._checks import integer
 from kvjax.chunking import Chunking
 from kvjax.memory.host import HostMemory
+from kvjax.memory.local import LocalView
 from kvjax.memory.registration import register
 from kvjax.memory.staged import ended
 from kvjax.memory.transports import make_transport
@@ -64,6 +65,9 @@ class Transfer:
         error: what kept others from being started.
     """
 
+    # Whether what was moved counts for nothing.
+    is_void = False
+
     def __init__(self, parts: Sequence[Part], error: Exception | None = None):
         self._parts = parts
         self._error = error
@@ -113,6 +117,8 @@ class Mover:
             several. By default 64 MiB, or one chunk if that is larger.
         transfer: how bytes cross the memory spaces, see `kvjax.memory.transports`.
         show_progress: progress bars on standard error; `None`: where that is a terminal.
+        view: what this process holds of `caches`, if several processes hold them together (see
+            `kvjax.memory.local`); `chunking` and `units` are then of that.
 
     Raises:
         ValueError: caches that do not fit the layout, a staging below one chunk, an unknown `transfer`, or one
@@ -130,8 +136,10 @@ class Mover:
         staging_bytes: int | None = None,
         transfer: str = "auto",
         show_progress: bool | None = None,
+        view: LocalView | None = None,
     ):
-        self.caches = register(chunking.layout, caches)
+        self.view = view
+        self.caches = register(chunking.layout, caches if view is None else view.local(caches))
         self._units = units
         self._num_units = num_units
         self._transport = make_transport(
@@ -159,6 +167,14 @@ class Mover:
         """The most that was staged at a time, on each device."""
         return self._transport.most_staged_units * self._units.unit_bytes
 
+    def check(self, caches: Any) -> None:
+        """Checks that caches are like those the mover was made for.
+
+        Raises:
+            ValueError: they are not.
+        """
+        (self.caches if self.view is None else self.view.whole).check(caches)
+
     def store(self, caches: Mapping[str, jax.Array], plan: StorePlan) -> tuple[dict[str, jax.Array], Transfer]:
         """Starts moving chunks from the device to the host pool.
 
@@ -174,10 +190,13 @@ class Mover:
         Raises:
             ValueError: caches unlike the registered ones, or ids out of range. Then nothing was done.
         """
-        self.caches.check(caches)
+        self.check(caches)
         for moves in plan.moves:
             self._check_ids(moves, lowest=0)
-        return dict(caches), _started(plan, lambda moves: self._transport.store(caches, moves))
+        if not plan.moves:
+            return dict(caches), Transfer(())
+        local = caches if self.view is None else self.view.local(caches)
+        return dict(caches), _started(plan, lambda moves: self._transport.store(local, moves))
 
     def load(self, caches: Mapping[str, jax.Array], plan: LoadPlan) -> tuple[dict[str, jax.Array], Transfer]:
         """Starts moving chunks from the host pool to the device.
@@ -195,11 +214,15 @@ class Mover:
         Raises:
             ValueError: caches unlike the registered ones, or ids out of range. Then nothing was done.
         """
-        self.caches.check(caches)
+        self.check(caches)
         for moves in plan.moves:
             self._check_ids(moves, lowest=NULL_BLOCK)
-        updated = dict(caches)
-        return updated, _started(plan, lambda moves: self._transport.load(updated, moves))
+        if not plan.moves:
+            return dict(caches), Transfer(())
+        local = dict(caches) if self.view is None else self.view.local(caches)
+        updated = dict(local)
+        transfer = _started(plan, lambda moves: self._transport.load(updated, moves))
+        return updated if self.view is None else self.view.joined(caches, local, updated), transfer
 
     def read_chunks(self, group_idx: int, unit_ids: np.ndarray) -> np.ndarray:
         """Returns a copy of chunks, in the one format of `kvjax.packing`, however the caches are split.

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Literal, overload
@@ -18,10 +18,12 @@ from kvjax.groups import CacheLayout
 from kvjax.handles import Load, Lookup, Store
 from kvjax.jobs import Job, Jobs
 from kvjax.jobs import JobResult as JobResult
+from kvjax.jobs.jobs import CANCELLED
 from kvjax.jobs.promoter import Promoter
 from kvjax.jobs.waiter import LONGEST_SLEEP_S, Waiter, after
 from kvjax.ledger import Ledger
 from kvjax.memory.host import check_available
+from kvjax.memory.local import local_view
 from kvjax.memory.registration import register
 from kvjax.memory.transports import granule_bytes
 from kvjax.mover import Mover, Transfer
@@ -52,15 +54,18 @@ class Offloader:
     Args:
         layout: the groups, with their leaves.
         caches: the device caches by leaf name, `(num_blocks, *block_shape)` each, or
-            `(layers, num_blocks, *block_shape)` for stacked leaves. Only their shapes and places are kept.
+            `(layers, num_blocks, *block_shape)` for stacked leaves. Only their shapes and places are kept. If they
+            lie on devices of several processes, each of those has an offloader, which keeps what is on its devices;
+            `kvjax.ranks` keeps them in step.
             `load` returns arrays committed to their device; make yours so from the start (by
             `jnp.zeros(..., device=device)`, say), or a step jitted for uncommitted ones compiles again.
-        host_bytes: budget of the host pool, a hard limit.
+        host_bytes: budget of the host pool of this process, a hard limit.
         blocks_per_chunk: see `resolve_chunking`.
         block_size: see `resolve_chunking`.
         min_chunk_bytes: see `resolve_chunking`.
         model: which weights write the cache; other weights never hit.
-        shard: which part of the model this process holds.
+        shard: which part of the model this process holds; of caches of several processes, the pieces it holds are
+            added.
         resume_multiple: hits on the host are multiples of this many tokens.
         checkpoint_tokens: a checkpoint every so many tokens, besides the ends of prompts and requests;
             `None` for none; by default what `default_checkpoint_tokens` makes of the layout.
@@ -112,14 +117,18 @@ class Offloader:
         record: str | PathLike[str] | None = None,
         show_progress: bool | None = None,
     ):
-        self._deadline_s = seconds(deadline_s, "deadline_s")
+        self.deadline_s = seconds(deadline_s, "deadline_s")
         wait_s = seconds(tier_wait_s, "tier_wait_s") or 0.0
         ask_s = seconds(tier_ask_s, "tier_ask_s")
         callback = None if on_event is None else GuardedCallback(on_event)
         self.chunking = resolve_chunking(
             layout, blocks_per_chunk=blocks_per_chunk, block_size=block_size, min_chunk_bytes=min_chunk_bytes
         )
-        granule = granule_bytes(register(layout, caches))
+        view = local_view(layout, caches)
+        local = caches
+        if view is not None:
+            self.chunking, local, shard = view.chunking(self.chunking), view.local(caches), view.shard_of(shard)
+        granule = granule_bytes(register(self.chunking.layout, local))
         units = cut_into_units(self.chunking, unit_bytes(self.chunking, granule))
         check_available(integer(host_bytes, "host_bytes", at_least=1))
         levels = opened(tiers, show_progress)
@@ -144,6 +153,7 @@ class Offloader:
                 staging_bytes=staging_bytes,
                 transfer=transfer,
                 show_progress=show_progress,
+                view=view,
             )
             self._num_blocks = {layout.groups[g].name: self.mover.caches.num_blocks(g) for g in layout.cached}
             self._lock = threading.RLock()
@@ -167,9 +177,10 @@ class Offloader:
                 self._jobs,
                 opened=self._open,
                 see_ended=self._see_ended,
-                deadline_s=self._deadline_s,
+                deadline_s=self.deadline_s,
                 wait_s=wait_s,
             )
+            self.tier_wait_s = wait_s if levels else 0.0
             self._watchers = [self._events.put] if callback is not None else []
             if self._flow.levels:
                 self._watchers.append(self._flow.note)
@@ -283,6 +294,25 @@ class Offloader:
             with self._locked():
                 self.ledger.forget(request)
 
+    def resumable(self, request_id: Hashable) -> Restorable:
+        """Returns where this rank could resume a request from its host pool; see `Ledger.resumable`."""
+        with self._open():
+            self._see_ended()
+            return self.ledger.resumable(request_id)
+
+    def look_again(
+        self, request_id: Hashable, *, ranks: Sequence[Restorable] = (), max_load_tokens: int | None = None
+    ) -> Lookup:
+        """Finds the hit of a request in the host pool anew; see `Ledger.look_again`."""
+        with self._open():
+            self._see_ended()
+            return self.ledger.look_again(request_id, ranks=ranks, max_load_tokens=max_load_tokens)
+
+    def add_checkpoints(self, request_id: Hashable, positions: Iterable[int]) -> None:
+        """Adds positions to store a request for; see `Ledger.add_checkpoints`."""
+        with self._open():
+            self.ledger.add_checkpoints(request_id, positions)
+
     def prefetch(
         self,
         token_ids: Any = None,
@@ -370,8 +400,33 @@ class Offloader:
                 unlike the registered ones. Then nothing changed.
         """
         limit = seconds(deadline_s, "deadline_s")
+        return self.start_load(caches, request_id, block_tables, share=share, deadline_s=limit)
+
+    def start_load(
+        self,
+        caches: Mapping[str, jax.Array],
+        request_id: Hashable,
+        block_tables: Mapping[str, Any],
+        *,
+        share: bool,
+        deadline_s: float | None,
+        around: Callable[[Transfer], Transfer] = lambda transfer: transfer,
+    ) -> tuple[dict[str, jax.Array], Job]:
+        """`load`, for those who say themselves when it is done.
+
+        Args:
+            caches: as for `load`, and so are those that are not named here.
+            request_id: the request.
+            block_tables: block ids by group name.
+            share: whether blocks of other loads may be named.
+            deadline_s: how long the job may take, in seconds; as the offloader says for `None`.
+            around: makes the transfer of the job of the one that was started.
+
+        Raises:
+            ValueError: see `load`.
+        """
         with self._open():
-            self.mover.caches.check(caches)
+            self.mover.check(caches)
             load = self.prepare_load(request_id, block_tables, share=share)
             try:
                 caches, transfer = self.mover.load(caches, load.plan)
@@ -379,7 +434,7 @@ class Offloader:
                 self.ledger.complete_load(load, ok=False)
                 self._revive()
                 raise
-            return caches, self.issued(request_id, "load", load, transfer, deadline_s=limit)
+            return caches, self.issued(request_id, "load", load, around(transfer), deadline_s=deadline_s)
 
     def extend(
         self,
@@ -437,7 +492,7 @@ class Offloader:
         """
         limit = seconds(deadline_s, "deadline_s")
         with self._open():
-            self.mover.caches.check(caches)
+            self.mover.check(caches)
             self._see_ended()
             store = self.prepare_store(request_id, block_tables, num_tokens, checkpoint=checkpoint)
             try:
@@ -495,11 +550,15 @@ class Offloader:
         """`wait` for an event loop: other tasks run meanwhile. A task that is cancelled leaves the jobs as they are."""
         return await self._waiter.wait_async(job, seconds(timeout_s, "timeout_s"))
 
-    def cancel(self, job: Job) -> bool:
+    def cancel(self, job: Job, *, why: str = CANCELLED) -> bool:
         """Gives a job up: it has a bad result at once, and what it was to move counts as not moved.
 
         What was issued runs to its end all the same; until then its chunks stay where they are. A load's blocks may
         still be written, but no later than by the next step that takes the caches which `load` returned.
+
+        Args:
+            job: a job of this offloader.
+            why: what its result gives as the error.
 
         Returns:
             Whether it was given up; false if it has a result already.
@@ -512,7 +571,7 @@ class Offloader:
             self._waiter.check(job)
             if job.ended is not None:
                 return False
-            self._jobs.cancel(job)
+            self._jobs.cancel(job, why)
             return True
 
     def prepare_load(self, request_id: Hashable, block_tables: Mapping[str, Any], *, share: bool = False) -> Load:
@@ -549,7 +608,7 @@ class Offloader:
     ) -> Job:
         """Takes on a move that was prepared in the ledger and issued, and returns its job."""
         with self._open():
-            limit = self._deadline_s if deadline_s is None else deadline_s
+            limit = self.deadline_s if deadline_s is None else deadline_s
             return self._jobs.add(request_id, operation, work, transfer, limit)
 
     # --- all of it ------------------------------------------------------------------------------------
@@ -655,6 +714,11 @@ class Offloader:
         self.close()
 
     # --- parts ----------------------------------------------------------------------------------------
+
+    @property
+    def is_open(self) -> bool:
+        """Whether it was not closed."""
+        return not self._closed
 
     def check_open(self) -> None:
         """Raises a `ValueError` if the offloader was closed."""

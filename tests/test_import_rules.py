@@ -54,7 +54,7 @@ PURE_STDLIB = {
     "operator",
 }
 PURE_STDLIB |= {"re", "reprlib", "struct", "typing", "weakref"}
-JAX_LIVES_IN = ["fused", "jobs", "memory", "mover", "offloader", "traced"]
+JAX_LIVES_IN = ["fused", "jobs", "memory", "mover", "offloader", "ranks", "traced"]
 # Of the adapters, only what runs on a worker.
 JAX_SERVES = tuple(f"kvjax.serving.vllm.{name}" for name in ("arrays", "host", "states", "worker"))
 # Of the command line, only what times or looks at devices; `kvjax.cli.main` loads it when it is asked for.

@@ -80,6 +80,8 @@ class FusedSteps:
     ):
         self._offloader = offloader
         mover = offloader.mover
+        if mover.view is not None:
+            raise ValueError("`offloader` must have been made for caches of this process only, got some of several")
         if mover.host_memory is None:
             raise ValueError("`offloader` must have been made with `transfer='staged'`, got one with a pinned pool")
         self._memory = mover.host_memory
@@ -124,7 +126,7 @@ class FusedSteps:
         """
         offloader = self._offloader
         self._check_not_closed()
-        offloader.mover.caches.check(caches)
+        offloader.mover.check(caches)
         offloader.see_ended()
         store = offloader.prepare_store(request_id, block_tables, num_tokens, checkpoint=checkpoint)
         loading = None
@@ -166,7 +168,7 @@ class FusedSteps:
         offloader = self._offloader
         self._check_not_closed()
         self._check_open(step)
-        offloader.mover.caches.check(caches)
+        offloader.mover.check(caches)
         collected = self._collected(step, rows)
         step.is_open = False
         updated, jobs = dict(caches), []

@@ -114,9 +114,9 @@ class Jobs:
                 self._give_up(job, LATE)
                 self.num_late += 1
 
-    def cancel(self, job: Job) -> None:
+    def cancel(self, job: Job, why: str = CANCELLED) -> None:
         """Gives up an open job."""
-        self._give_up(job, CANCELLED)
+        self._give_up(job, why)
         self.num_cancelled += 1
         job.was_told = True
         self._acknowledge()
@@ -176,7 +176,7 @@ class Jobs:
             moved = transfer.moved(work.plan)
             why = f"{type(error).__name__}: {error}" if error is not None else ""
             if isinstance(work, Load):
-                valid_tokens = self._ledger.complete_load(work, ok=moved, told=job.was_told)
+                valid_tokens = self._ledger.complete_load(work, ok=moved, told=job.was_told, void=transfer.is_void)
                 ok = valid_tokens == work.hit_tokens and error is None
                 if not ok and not job.was_told and job.ended is None:
                     self._failed.append(job)

@@ -124,12 +124,13 @@ class RegisteredCaches:
         _check_distinct({name: caches[name] for name in self.leaves})
 
 
-def register(layout: CacheLayout, caches: Any) -> RegisteredCaches:
+def register(layout: CacheLayout, caches: Any, *, of_all_processes: bool = False) -> RegisteredCaches:
     """Takes down the arrays of a layout.
 
     Args:
         layout: every cached group must list its leaves.
         caches: the arrays, by leaf name.
+        of_all_processes: they may lie partly on devices of other processes.
 
     Raises:
         ValueError: a group without leaves, another number of leaves than the layout's, a leaf that is no
@@ -148,6 +149,11 @@ def register(layout: CacheLayout, caches: Any) -> RegisteredCaches:
         _check_array(name, caches[name], spec)
         _check_order(name, caches[name])
     _check_distinct({name: caches[name] for name in specs})
+    for name in specs if not of_all_processes else ():
+        if not caches[name].sharding.is_fully_addressable:
+            raise ValueError(
+                f"`caches` leaf {name!r} must lie on devices of this process only, got {caches[name].sharding}"
+            )
     return registered(layout, caches)
 
 
@@ -155,7 +161,7 @@ def registered(layout: CacheLayout, caches: Mapping[str, Any]) -> RegisteredCach
     """Takes down arrays, or `jax.ShapeDtypeStruct`s with shardings, that are known to fit the layout.
 
     Raises:
-        ValueError: they lie on other devices or another mesh than the rest, or partly on devices of other processes.
+        ValueError: they lie on other devices or another mesh than the rest.
     """
     specs = layout.leaves
     devices, mesh = _devices({name: caches[name].sharding for name in specs})
@@ -177,9 +183,6 @@ def registered(layout: CacheLayout, caches: Mapping[str, Any]) -> RegisteredCach
 def _devices(shardings: Mapping[str, Sharding]) -> tuple[tuple[Any, ...], Mesh | None]:
     """The devices of all leaves in order, and their mesh if there are several."""
     first, *others = shardings.items()
-    for name, sharding in shardings.items():
-        if not sharding.is_fully_addressable:
-            raise ValueError(f"`caches` leaf {name!r} must lie on devices of this process only, got {sharding}")
     for name, sharding in others:
         if sharding.device_set != first[1].device_set:
             raise ValueError(

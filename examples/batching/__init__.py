@@ -1,0 +1,1 @@
+"""Parts of `continuous_batching.py`."""

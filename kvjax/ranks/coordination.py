@@ -1,0 +1,95 @@
+"""A channel over the coordination service that `jax.distributed` starts."""
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+from jax.errors import JaxRuntimeError
+
+from kvjax._checks import integer, text
+from kvjax.ranks.channel import RankLostError
+
+# All processes make their channels of one name in the same order, so that the same numbers meet.
+_MADE: defaultdict[str, Iterator[int]] = defaultdict(itertools.count)
+
+
+class CoordinationChannel:
+    """Exchanges bytes through the key-value store of `jax.distributed`: three remote calls for any number of ranks.
+
+    No device takes part, so that it cannot wait for one, nor one for it.
+
+    Args:
+        name: tells channels apart that a process uses at a time.
+        process_ids: the processes whose ranks exchange, each the rank of its place; by default all, in order.
+
+    Raises:
+        ValueError: `jax.distributed.initialize` was not called, or this process is not one of `process_ids`.
+    """
+
+    def __init__(self, name: str = "kvjax", *, process_ids: Sequence[int] | None = None):
+        self._client, here, total = _service()
+        ids = range(total) if process_ids is None else process_ids
+        self._processes = [integer(one, "process_ids", at_least=0, below=total) for one in ids]
+        if len(set(self._processes)) != len(self._processes) or here not in self._processes:
+            raise ValueError(
+                f"`process_ids` must be distinct and name this process, {here}, got {list(self._processes)}"
+            )
+        self.rank = self._processes.index(here)
+        self.num_ranks = len(self._processes)
+        of = f"kvjax/{text(name, 'name')}/{'-'.join(map(str, self._processes))}"
+        self._prefix = f"{of}/{next(_MADE[of])}"
+        self._count = 0
+
+    def exchange(self, payload: bytes, timeout_s: float) -> list[bytes]:
+        """Gives `payload` to all ranks, and returns what each of them gave; see `Channel.exchange`."""
+        place = f"{self._prefix}/{self._count}"
+        try:
+            self._client.key_value_set_bytes(f"{place}/{self.rank}", payload)
+            self._client.wait_at_barrier(f"{place}/all", max(1, round(timeout_s * 1000)), self._processes)
+            given = self._given(place)
+        except JaxRuntimeError as error:
+            raise lost(self._came(place), self.num_ranks, timeout_s, str(error)) from error
+        # Whoever is here has read what was given before: it is not needed any more.
+        if self._count:
+            self._client.key_value_delete(f"{self._prefix}/{self._count - 1}/{self.rank}")
+        self._count += 1
+        return [given[rank] for rank in range(self.num_ranks)]
+
+    def _given(self, place: str) -> dict[int, bytes]:
+        return {int(key.rsplit("/", 1)[1]): value for key, value in self._client.key_value_dir_get_bytes(f"{place}/")}
+
+    def _came(self, place: str) -> set[int] | None:
+        """The ranks that gave something; `None` if the service does not answer."""
+        try:
+            return set(self._given(place))
+        except JaxRuntimeError:
+            return None
+
+
+def lost(came: set[int] | None, num_ranks: int, timeout_s: float, reason: str) -> RankLostError:
+    """Returns the error that says from whom nothing came.
+
+    Args:
+        came: the ranks that gave something; `None` if nobody can tell.
+        num_ranks: how many there are.
+        timeout_s: how long they were awaited, in seconds.
+        reason: what the service says.
+    """
+    first_line = (reason.splitlines() or [""])[0]
+    if came is None:
+        return RankLostError((), f"the coordination service did not answer within {timeout_s:g} s: {first_line}")
+    missing = tuple(rank for rank in range(num_ranks) if rank not in came)
+    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}" if missing else "all ranks in time"
+    return RankLostError(missing, f"nothing came from {who} of {num_ranks} within {timeout_s:g} s: {first_line}")
+
+
+def _service() -> tuple[Any, int, int]:
+    """The client of the coordination service, the number of this process, and how many there are."""
+    from jax._src import distributed  # JAX has no public way to its key-value store
+
+    client = distributed.global_state.client
+    if client is None:
+        raise ValueError("`jax.distributed.initialize` must be called before ranks can exchange anything")
+    return client, jax.process_index(), jax.process_count()

@@ -1,0 +1,72 @@
+"""What ranks send each other: which call they are in, what it is about, and what they have to say."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from kvjax.ranks.channel import RanksDifferError
+
+_VERSION = 1
+_SHOWN = 200
+
+
+def encode(call: str, about: Any, body: Any, failure: str = "") -> bytes:
+    """Returns a message.
+
+    Args:
+        call: what the rank does.
+        about: what it does it to; the same on every rank.
+        body: what this rank has to say. Both are made of what JSON has.
+        failure: what went wrong on this rank, if anything did; `about` and `body` are then of no account.
+    """
+    return json.dumps([_VERSION, call, about, body, failure], separators=(",", ":")).encode()
+
+
+def bodies(messages: Sequence[bytes], rank: int) -> list[Any]:
+    """Returns what each rank has to say, once all are known to be in one call about the same.
+
+    Args:
+        messages: by rank, as `encode` made them.
+        rank: this one.
+
+    Raises:
+        RanksDifferError: they are not, or one of them failed.
+    """
+    decoded = [_decoded(message, of) for of, message in enumerate(messages)]
+    _, call, about, _, _ = decoded[rank]
+    for other, (_, their_call, their_about, _, failure) in enumerate(decoded):
+        if failure:
+            raise RanksDifferError(f"rank {other} failed in {their_call!r}: {failure}")
+        if their_call != call:
+            raise RanksDifferError(
+                f"all ranks must make the same calls in the same order, got {call!r} on rank {rank} "
+                f"and {their_call!r} on rank {other}"
+            )
+        if their_about != about:
+            raise RanksDifferError(
+                f"all ranks must call {call!r} with the same, got {_shown(about)} on rank {rank} "
+                f"and {_shown(their_about)} on rank {other}"
+            )
+    return [body for _, _, _, body, _ in decoded]
+
+
+def failures(messages: Sequence[bytes]) -> list[str]:
+    """Returns what went wrong on each rank, empty where nothing did."""
+    return [_decoded(message, rank)[-1] for rank, message in enumerate(messages)]
+
+
+def _decoded(message: bytes, rank: int) -> list[Any]:
+    try:
+        fields = json.loads(message)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, list) or len(fields) != 5 or fields[0] != _VERSION:
+        raise RanksDifferError(
+            f"rank {rank} must speak version {_VERSION} of the messages of kvjax, got {message[:40]!r}"
+        )
+    return fields
+
+
+def _shown(value: Any) -> str:
+    written = json.dumps(value)
+    return written if len(written) <= _SHOWN else f"{written[:_SHOWN]}…"

@@ -1,0 +1,333 @@
+"""Ranks that keep chunks of their own: they resume at one position, and a load is good on all of them or on none."""
+
+import time
+
+import numpy as np
+import pytest
+
+from kvjax.ranks import RankedOffloader, RankLostError, RanksDifferError, RanksError
+from tests.support import layouts
+from tests.support.faults import Fault, FaultsAt, FaultsInOrder
+from tests.support.ranked_engine import RankedEngine, on_ranks
+from tests.support.ranks import Hub, run_ranks
+from tests.support.serving_engine import Served
+
+PROMPT = np.arange(40)
+
+
+class TestLookups:
+    @pytest.mark.parametrize("name", ["gemma", "hybrid", "llama4", "uniform"])
+    def test_what_all_ranks_stored_all_of_them_restore(self, name):
+        def script(engine):
+            engine.serve("first", PROMPT, step=7)
+            return engine.serve("again", PROMPT)
+
+        hits = on_ranks(3, layouts.ALL[name], script)
+        assert len(set(hits)) == 1
+        assert hits[0] >= 32
+
+    def test_what_one_rank_lost_is_a_miss_for_all(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            if engine.rank == 1:
+                engine.local.invalidate()
+            return engine.serve("again", PROMPT), engine.serve("third", PROMPT)
+
+        outcomes = on_ranks(3, layouts.GEMMA, script)
+        assert outcomes == [(0, 39)] * 3
+
+    def test_states_that_ranks_have_at_other_places_meet_where_all_have_one(self):
+        """A minimum of the hits would resume where one rank has no state."""
+
+        def script(engine):
+            for stop in (9, 25 if engine.rank else 17):
+                engine.serve_alone(stop, PROMPT[:stop])
+            alone = engine.local.restorable(PROMPT).largest()
+            return alone, engine.serve("all", PROMPT)
+
+        assert on_ranks(2, layouts.HYBRID, script) == [(16, 8), (24, 8)]
+
+    def test_a_lookup_on_which_ranks_agree_takes_one_exchange_and_others_two_more(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            taken = [engine.channel.count]
+            engine.look_up(Served("a", PROMPT))
+            taken.append(engine.channel.count)
+            if engine.rank == 1:
+                engine.local.invalidate()
+            engine.look_up(Served("b", PROMPT))
+            taken.append(engine.channel.count)
+            return np.diff(taken).tolist()
+
+        assert on_ranks(2, layouts.GEMMA, script)[0] == [1, 3]
+
+    def test_several_requests_are_looked_up_together(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            if engine.rank == 1:
+                engine.serve_alone("own", np.arange(100, 140))
+            before = engine.channel.count
+            found = engine.ranked.lookup_all(
+                {
+                    "a": {"token_ids": PROMPT},
+                    "b": {"token_ids": np.arange(100, 140)},
+                    "c": {"token_ids": PROMPT, "salt": b"other"},
+                }
+            )
+            return [one.hit_tokens for one in found.values()], engine.channel.count - before
+
+        assert on_ranks(2, layouts.GEMMA, script) == [([39, 0, 0], 3)] * 2
+
+    def test_a_rank_that_may_load_less_limits_the_others(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            return engine.ranked.lookup("a", PROMPT, restore="never" if engine.rank else "always").hit_tokens
+
+        with pytest.raises(RanksDifferError, match="must call 'lookup' with the same"):
+            on_ranks(2, layouts.GEMMA, script)
+
+    def test_checkpoints_are_those_of_all_ranks(self):
+        """A junction that one rank alone knows of is one for all: all of them must end a step there."""
+
+        def script(engine):
+            engine.serve_alone("first", PROMPT)
+            if engine.rank:
+                engine.serve_alone("other", [*PROMPT[:20], *range(200, 220)])
+            request = Served("again", np.array([*PROMPT[:24], *range(300, 320)]))
+            found = engine.look_up(request)
+            cuts = [engine.ranked.next_cut("again", here) for here in (0, 8, 16)]
+            engine.restore(request)
+            engine.finish(request)
+            return found.checkpoints, cuts
+
+        one, two = on_ranks(2, layouts.HYBRID, script, checkpoint_tokens=None)
+        assert one == two
+
+    def test_arguments_that_no_rank_may_give_change_nothing(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            with pytest.raises(ValueError, match="`token_ids` must"):
+                engine.ranked.lookup_all({"a": {"token_ids": PROMPT}, "b": {"token_ids": "text"}})
+            with pytest.raises(ValueError, match="`request_id` must be one that was looked up"):
+                engine.ranked.finish("a")
+            with pytest.raises(ValueError, match="`ranks` must not be given"):
+                engine.ranked.lookup("a", PROMPT, ranks=[])
+            return engine.serve("again", PROMPT)
+
+        assert on_ranks(2, layouts.GEMMA, script) == [39, 39]
+
+
+class TestLoads:
+    @pytest.mark.parametrize("fault", [Fault.FAIL, Fault.RAISE, Fault.SHORT])
+    def test_a_load_that_fails_on_one_rank_is_bad_on_all(self, fault):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            hit = engine.look_up(request).hit_tokens
+            if engine.rank == 1:
+                engine.faults.choose = FaultsAt({("load", 0): fault})
+            result = engine.restore(request)
+            engine.finish(request)
+            return hit, result.ok, result.valid_tokens, result.error.startswith("rank 1: "), engine.serve("3", PROMPT)
+
+        assert on_ranks(3, layouts.GEMMA, script) == [(39, False, 0, True, 39)] * 3
+
+    def test_a_load_that_goes_on_on_one_rank_has_no_result_on_any(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            if engine.rank == 1:
+                engine.faults.choose = FaultsAt({("load", 0): Fault.HANG})
+            job = engine.load(request)
+            seen = [engine.ranked.poll(), job.result]
+            with pytest.raises(TimeoutError, match="loads did not end on all ranks in"):
+                engine.ranked.wait(job, timeout_s=0.05)
+            engine.faults.release()
+            result = engine.ranked.wait(job)
+            engine.loaded(request, result)
+            engine.finish(request)
+            return seen, result.ok
+
+        assert on_ranks(2, layouts.GEMMA, script) == [([[], None], True)] * 2
+
+    def test_a_load_that_is_late_on_one_rank_is_given_up_on_all(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            if engine.rank == 1:
+                engine.faults.choose = FaultsAt({("load", 0): Fault.HANG})
+            began = time.monotonic()
+            result = engine.ranked.wait(engine.load(request, deadline_s=0.1))
+            took = time.monotonic() - began
+            engine.faults.release()
+            engine.loaded(request, result)
+            engine.finish(request)
+            return result.ok, result.error, took < 5
+
+        assert on_ranks(2, layouts.GEMMA, script) == [(False, "rank 1: not done by its deadline", True)] * 2
+
+    def test_what_is_computed_before_the_ranks_agree_is_stored_only_if_they_do(self):
+        """Ranks compute each layer together: garbage on one of them is garbage on all."""
+
+        def script(engine):
+            engine.serve("first", PROMPT)
+            request = Served("again", np.arange(60))
+            engine.look_up(request)
+            if engine.rank == 1:
+                engine.faults.choose = FaultsInOrder([Fault.FAIL])
+            job = engine.load(request)
+            request.spoilt = True
+            while request.written < 60:
+                engine.compute(request, 60)
+                engine.store(request, frees=False)
+            result = engine.ranked.wait(job)
+            engine.ranked.wait()
+            held = engine.local.restorable(np.arange(60)).largest()
+            engine.loaded(request, result)
+            engine.finish(request)
+            return result.ok, held
+
+        assert [ok for ok, _ in on_ranks(2, layouts.GEMMA, script)] == [False, False]
+        assert max(held for _, held in on_ranks(2, layouts.GEMMA, script)) <= 40
+
+    def test_a_load_that_shares_a_bad_ones_blocks_is_bad_on_all(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            first, second = Served("a", PROMPT), Served("b", PROMPT)
+            engine.look_up(first)
+            if engine.rank == 1:
+                engine.faults.choose = FaultsAt({("load", 0): Fault.LATE, ("load", 1): Fault.FAIL})
+            jobs = [engine.load(first)]
+            found = engine.look_up(second)
+            jobs.append(engine.load(second, share=True))
+            results = []
+            while len(results) < 2:
+                results += engine.ranked.poll()
+            for request, result in zip((first, second), results, strict=True):
+                engine.loaded(request, result)
+                engine.finish(request)
+            shared = [bool((blocks >= 0).any()) for blocks in found.arriving.values()]
+            return [(result.ok, result.valid_tokens) for result in results], shared
+
+        assert on_ranks(2, layouts.GEMMA, script) == [([(False, 0), (False, 0)], [True, True])] * 2
+
+    def test_a_load_can_be_cancelled_and_the_request_looked_up_again(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            if engine.rank:
+                engine.faults.choose = FaultsAt({("load", 0): Fault.LATE})
+            job = engine.load(request)
+            given_up = engine.ranked.cancel(job)
+            engine.loaded(request, job.result)
+            hit = engine.look_up(request).hit_tokens
+            engine.restore(request)
+            engine.finish(request)
+            return given_up, job.result.ok, engine.ranked.cancel(job), hit
+
+        assert on_ranks(2, layouts.GEMMA, script) == [(True, False, False, 39)] * 2
+
+    def test_without_loads_under_way_polling_exchanges_nothing(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            before = engine.channel.count
+            assert engine.ranked.poll() == []
+            assert engine.ranked.wait() == []
+            return engine.channel.count - before
+
+        assert on_ranks(2, layouts.GEMMA, script)[0] == 0
+
+
+class TestRanksThatFail:
+    def test_a_rank_that_is_gone_is_named_and_nothing_hangs(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16, timeout_s=0.3)
+            engine.serve("first", PROMPT)
+            if rank == 1:
+                engine.local.close()
+                return None
+            began = time.monotonic()
+            with pytest.raises(RankLostError) as lost:
+                engine.ranked.lookup("again", PROMPT)
+            assert time.monotonic() - began < 5
+            for call in (lambda: engine.ranked.lookup("b", PROMPT), engine.ranked.poll, engine.ranked.wait):
+                with pytest.raises(RanksError, match="must be made anew after an error: nothing came from"):
+                    call()
+            engine.ranked.close()
+            engine.ranked.close()
+            return lost.value.ranks
+
+        assert run_ranks(3, work) == [(1,), None, (1,)]
+
+    def test_a_group_that_lost_a_rank_with_a_load_under_way_closes(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16, timeout_s=0.3)
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            job = engine.load(request)
+            if rank == 1:
+                engine.local.cancel(job)
+                return None
+            with pytest.raises(RankLostError):
+                engine.ranked.wait(job)
+            engine.ranked.close(timeout_s=5)
+            return job.result
+
+        first, _ = run_ranks(2, work)
+        assert not first.ok
+
+    @pytest.mark.parametrize(
+        ("other", "message"),
+        [
+            (lambda engine: engine.ranked.lookup("again", PROMPT + 1), "must call 'lookup' with the same"),
+            (lambda engine: engine.ranked.lookup("other", PROMPT), "must call 'lookup' with the same"),
+            (lambda engine: engine.ranked.lookup("again", PROMPT, max_load_tokens=8), "must call 'lookup' with the"),
+            (lambda engine: engine.ranked.lookup("again", "text"), "rank 1 failed in 'lookup': ValueError: `token_id"),
+        ],
+    )
+    def test_ranks_that_ask_for_other_things_are_told(self, other, message):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
+            try:
+                if rank:
+                    other(engine)
+                else:
+                    engine.ranked.lookup("again", PROMPT)
+            finally:
+                engine.ranked.close()
+
+        one, two = run_ranks(2, work)
+        assert isinstance(one, RanksDifferError), one
+        assert message in str(one)
+        assert isinstance(two, (RanksDifferError, ValueError)), two
+
+    def test_a_call_that_one_rank_left_out_is_found_out_at_the_next_exchange(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
+            try:
+                engine.ranked.lookup("a", PROMPT)
+                engine.ranked.lookup("b", PROMPT)
+                if rank == 0:
+                    engine.ranked.finish("a")
+                engine.ranked.lookup("c", PROMPT)
+            finally:
+                engine.ranked.close()
+
+        assert [type(one) for one in run_ranks(2, work)] == [RanksDifferError] * 2
+
+    def test_ranks_with_other_options_are_refused_at_the_start(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16, blocks_per_chunk=1 + rank)
+            engine.ranked.close()
+
+        outcomes = run_ranks(2, work)
+        assert [type(one) for one in outcomes] == [RanksDifferError] * 2
+        assert "must call 'start' with the same" in str(outcomes[0])
+
+    def test_what_is_no_offloader_is_refused(self):
+        with pytest.raises(ValueError, match="`offloader` must be an Offloader, got 3"):
+            RankedOffloader(3, Hub(1).channel(0))  # pyright: ignore[reportArgumentType]
