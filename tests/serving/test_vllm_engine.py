@@ -195,6 +195,97 @@ def test_an_abort_while_a_load_is_under_way_frees_the_blocks_when_it_has_ended(c
     assert not engine.worker._worker._states._held
 
 
+@pytest.mark.parametrize("groups", [MIXED, STATES], ids=["mixed", "states"])
+def test_nothing_of_old_weights_is_restored_after_a_reset(connector, groups):
+    """As vLLM resets for new weights: what runs is preempted, then all caches are told to forget."""
+    engine = engine_of(connector, groups)
+    for name in ("a", "b"):
+        engine.add(request_of(engine, name, [ord(name), *range(150)], max_tokens=20))
+    while not all(request.num_known > 152 for request in engine.requests.values()):
+        engine.step()
+    for request in reversed(engine.running):
+        engine._preempt(request)
+    engine.running.clear()
+    assert engine.scheduler.reset_cache() is True
+    engine.runner.weights = b"new"
+    engine.run()
+    assert engine.restored_tokens == 0
+    for name in ("again", "thrice"):
+        engine.add(request_of(engine, name, [ord("a"), *range(150)]))
+        engine.run()
+    assert engine.restored_tokens > 0
+    engine.books().check_integrity()
+
+
+def test_a_request_that_began_before_the_books_and_a_reset_stores_nothing(connector):
+    """The scheduler's side has books from the first report on; what runs by then is unknown to them."""
+    engine = engine_of(connector, MIXED, late=True)
+    engine.add(request_of(engine, "a", list(range(150)), max_tokens=20))
+    engine.step()
+    assert engine.scheduler._books.books is None
+    assert engine.scheduler.reset_cache() is True
+    engine.run()
+    engine.add(request_of(engine, "again", list(range(150)), max_tokens=20))
+    engine.run()
+    assert engine.restored_tokens == 0
+
+
+def test_a_request_that_runs_through_a_reset_stores_nothing(connector):
+    engine = engine_of(connector, MIXED)
+    engine.add(request_of(engine, "a", list(range(150)), max_tokens=20))
+    while engine.requests["a"].num_known < 152:
+        engine.step()
+    assert engine.scheduler.reset_cache() is True
+    engine.run()
+    engine.add(request_of(engine, "again", list(range(150)), max_tokens=20))
+    engine.run()
+    assert engine.restored_tokens == 0
+    engine.add(request_of(engine, "thrice", list(range(150)), max_tokens=20))
+    engine.run()
+    assert engine.restored_tokens > 0
+
+
+def test_a_request_that_loads_through_a_reset_stores_nothing(connector):
+    engine = engine_of(connector, MIXED)
+    engine.add(request_of(engine, "a", list(range(150))))
+    engine.run()
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(1), fails=0)
+    engine.add(request_of(engine, "again", list(range(150))))
+    engine.step()
+    assert engine.loading
+    assert engine.scheduler.reset_cache() is True
+    engine.run()
+    restored = engine.restored_tokens
+    engine.add(request_of(engine, "thrice", list(range(150))))
+    engine.run()
+    assert engine.restored_tokens == restored, "what stood on the old chunks was not stored"
+
+
+def test_a_pool_that_dies_costs_computing_and_nothing_else(connector, monkeypatch):
+    engine = engine_of(connector, STATES)
+    tokens = list(range(100))
+    engine.add(request_of(engine, "first", tokens))
+    engine.run()
+    mover = engine.worker._worker.mover
+
+    def dies(caches, plan):
+        raise RuntimeError("planted: the program took the pool with it")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(mover, "load", dies)
+        broken.setattr(mover, "revive", lambda: True)
+        engine.add(request_of(engine, "again", tokens))
+        engine.run()
+    assert engine.failed_loads == 1
+    restored = [engine.restored_tokens]
+    for name in ("thrice", "a fourth time"):
+        engine.add(request_of(engine, name, tokens))
+        engine.run()
+        restored.append(engine.restored_tokens)
+    assert restored == [96, 96, 192], "one that fails, one that finds nothing, one that is restored"
+    engine.books().check_integrity()
+
+
 @pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])
 def test_a_tier_keeps_conversations_over_a_restart(connector, groups, tmp_path):
     restored = []

@@ -98,10 +98,12 @@ def config_of(groups, num_blocks, hash_block_size):
 def vllm_config_of(extra, **parallel):
     parallel = {"data_parallel_size": 1, "pipeline_parallel_size": 1, "decode_context_parallel_size": 1, **parallel}
     return SimpleNamespace(
-        kv_transfer_config=SimpleNamespace(kv_role="kv_both", kv_connector_extra_config=extra),
+        kv_transfer_config=SimpleNamespace(
+            kv_role="kv_both", kv_load_failure_policy="recompute", kv_connector_extra_config=extra
+        ),
         parallel_config=SimpleNamespace(**parallel),
         speculative_config=None,
-        model_config=SimpleNamespace(model="test", revision=None, quantization=None),
+        model_config=SimpleNamespace(model="test", revision=None, quantization=None, dtype="bfloat16", hf_overrides={}),
     )
 
 
@@ -127,6 +129,7 @@ class Runner:
         self.free_slots = list(range(1, max_seqs + 1))
         self.slots = {}
         self.known = {}
+        self.weights = b""
 
     def update_states(self, scheduled, gone):
         """As the persistent batch does, before anything of the step runs: slots of those that left are free at once."""
@@ -142,9 +145,9 @@ class Runner:
 
     def expected(self, request, place, part, like):
         """What prefixes of 0, 1, … tokens leave at their last token in one array, as bytes."""
-        key = (request.request_id, place, part)
+        key = (request.request_id, place, part, self.weights)
         if key not in self.known:
-            seeds = [digest(link, str((place, part)).encode()) for link in request.chain]
+            seeds = [digest(link, str((place, part)).encode(), self.weights) for link in request.chain]
             rows = [(seed * (like.nbytes // len(seed) + 1))[: like.nbytes] for seed in seeds]
             self.known[key] = np.frombuffer(b"".join(rows), np.uint8).reshape(len(rows), like.nbytes)
         return self.known[key]

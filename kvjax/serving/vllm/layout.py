@@ -106,6 +106,12 @@ def _kind_of_spec(spec: Any) -> Kind:
         case "ChunkedLocalAttentionSpec":
             return ChunkedLocal(spec.attention_chunk_size)
         case "MambaSpec":
+            mode = getattr(spec, "mamba_cache_mode", "none")
+            if mode != "none":
+                raise ValueError(
+                    "`mamba_cache_mode` must be 'none' with kvjax (`--no-enable-prefix-caching`), so that states are "
+                    f"in the runner's slots, got {mode!r}"
+                )
             return Recurrent()
     raise ValueError(
         "caches must be of FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec or "

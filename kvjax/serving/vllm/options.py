@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from kvjax._checks import integer, size
+from kvjax._checks import integer, one_of, seconds, size, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ def options_of(extra: Mapping[str, Any]) -> Options:
         extra: sizes are ints, or digits with an optional B, KiB, MiB, GiB or TiB.
 
     Raises:
-        ValueError: an unknown key, no `host_bytes`, a size that is none, or `tiers` that is no list of text.
+        ValueError: an unknown key, no `host_bytes`, or a value that cannot be; the text names the key.
 
     >>> options_of({"host_bytes": "2MiB"}).host_bytes
     2097152
@@ -69,14 +69,22 @@ def options_of(extra: Mapping[str, Any]) -> Options:
         raise ValueError("kv_connector_extra_config must have `host_bytes`, such as '64GiB', got none")
     given = dict(extra)
     tiers = given.pop("tiers", None) or ()
-    if isinstance(tiers, str) or not all(isinstance(tier, str) for tier in tiers):
+    if not isinstance(tiers, (list, tuple)) or not all(isinstance(tier, str) for tier in tiers):
         raise ValueError(f"`tiers` must be a list of URLs, from the fastest one down, got {tiers!r}")
     for name in ("host_bytes", "min_chunk_bytes", "staging_bytes"):
         value = given.get(name)
         if isinstance(value, str):
             given[name] = size(value, f"`{name}`")
-        elif value is not None:
+        elif value is not None or name == "host_bytes":
             given[name] = integer(value, name, at_least=1)
-    if given.get("model") is not None and not isinstance(given["model"], str):
-        raise ValueError(f"`model` must be a string, got {given['model']!r}")
-    return Options(**given, tiers=tuple(tiers))
+    options = Options(**given, tiers=tuple(tiers))
+    # The rest is checked where it is used; but what only the books use would be noticed after the first step.
+    integer(options.store_after, "store_after", at_least=1)
+    if options.checkpoint_tokens not in ("auto", None):
+        integer(options.checkpoint_tokens, "checkpoint_tokens", at_least=1)
+    one_of(options.transfer, ("auto", "direct", "staged"), "transfer")
+    if options.model is not None:
+        text(options.model, "model")
+    if seconds(options.tier_ask_s, "tier_ask_s") is None:
+        raise ValueError("`tier_ask_s` must be a number of seconds, got None")
+    return options

@@ -81,8 +81,10 @@ class SchedulerSide:
 
     def allocated(self, request: Any, block_ids: tuple[list[int], ...], num_external: int) -> None:
         """Plans the load of what `matched_tokens` found, now that there are blocks for it."""
-        if request.request_id in self._requests:
-            self._requests[request.request_id].found = None
+        tracked = self._requests.get(request.request_id)
+        if tracked is None:
+            return
+        tracked.found, tracked.admitted = None, True
         if not num_external or self.books is None:
             return
         request_id, number = request.request_id, next(self._numbers)
@@ -91,7 +93,7 @@ class SchedulerSide:
             load = self._prepare_load(request_id, block_ids, num_external)
         except ValueError:
             _LOG.exception("the load of request %s cannot be planned, and fails", request_id)
-            self._requests[request_id].restores = False
+            tracked.restores = False
             self._orders.loads.append(Order(number, request_id, None, blocks))
             return
         self._open[number] = load
@@ -144,7 +146,13 @@ class SchedulerSide:
             self.books.invalidate()
 
     def reset(self) -> None:
-        """Makes everything a miss, as for new weights."""
+        """Makes everything a miss, as for new weights. Requests that have blocks by now store nothing of them."""
+        for tracked in self._requests.values():
+            tracked.found = None
+            if tracked.lost_its_blocks:
+                tracked.forget_blocks()
+            else:
+                tracked.stores = not tracked.admitted
         if self.books is not None:
             self.books.invalidate()
 
@@ -182,7 +190,7 @@ class SchedulerSide:
 
     def _store(self, tracked: Tracked, *, checkpoint: bool) -> None:
         """Plans a store of what was computed since the last one, if that may complete a chunk."""
-        if self.books is None or tracked.tables is None:
+        if self.books is None or tracked.tables is None or not tracked.stores:
             return
         request, unit = tracked.request, self.books.ledger.chunking.tokens_per_hash
         num_tokens = min(tracked.computed, self._keys.num_tokens(request) - self._drafts)

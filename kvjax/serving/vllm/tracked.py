@@ -28,6 +28,8 @@ class Tracked:
         before: tokens that were computed before its last step.
         computed: tokens that will be computed when its last step has run, drafts included.
         stored: of those, how many a store was planned for.
+        admitted: whether vLLM gave it blocks since it last had none.
+        stores: whether what it computes is stored; not if it began before everything was made a miss.
         found: the answer of its last lookup, if it is to be restored and was not admitted yet.
         stores_under_way: stores of it that the worker has not told the end of.
         restores: whether it may have restored blocks; not after a load of its failed.
@@ -39,6 +41,8 @@ class Tracked:
     before: int = 0
     computed: int = 0
     stored: int = 0
+    admitted: bool = False
+    stores: bool = True
     found: Lookup | None = None
     stores_under_way: int = 0
     restores: bool = True
@@ -61,6 +65,7 @@ class Tracked:
         """Notes that vLLM took the blocks back."""
         self.tables = None
         self.before = self.computed = self.stored = 0
+        self.admitted, self.stores = False, True
 
     @property
     def lost_its_blocks(self) -> bool:
