@@ -1,6 +1,6 @@
 """The connector under vLLM's own scheduler, where vLLM is installed; the runner is that of the small vLLM.
 
-With the source of vLLM 0.33 and PyTorch for CPUs on the path this runs without an accelerator.
+vLLM without a device suffices, and PyTorch for CPUs; `docs/serving/vllm.md` says how to install them.
 """
 
 import importlib
@@ -79,7 +79,8 @@ def spec_of(group):
 class VllmEngine:
     """vLLM's scheduler and connectors; the runner and what passes to it are as in the small vLLM."""
 
-    def __init__(self, path, groups, *, num_blocks, prefix_caching=True, ahead=False, host_bytes=2**20):
+    def __init__(self, path, groups, *, num_blocks, prefix_caching=True, ahead=False, host_bytes=2**20, tiers=()):
+        from vllm.distributed.kv_transfer import kv_transfer_state as state
         from vllm.distributed.kv_transfer.kv_connector.factory import KVConnectorFactory
         from vllm.distributed.kv_transfer.kv_connector.v1.base import KVConnectorRole
         from vllm.utils.hashing import get_hash_fn_by_name
@@ -89,7 +90,8 @@ class VllmEngine:
         from vllm.v1.kv_cache_interface import KVCacheConfig, KVCacheGroupSpec
         from vllm.v1.structured_output import StructuredOutputManager
 
-        self.config = vllm_config_of(path, extra={"host_bytes": host_bytes}, prefix_caching=prefix_caching, ahead=ahead)
+        extra = {"host_bytes": host_bytes, "tiers": list(tiers)}
+        self.config = vllm_config_of(path, extra=extra, prefix_caching=prefix_caching, ahead=ahead)
         self.config.cache_config.num_gpu_blocks = num_blocks
         listed = [
             KVCacheGroupSpec([f"layer{g}.{place}" for place in group.places], spec_of(group))
@@ -101,6 +103,7 @@ class VllmEngine:
         widths = {place: 4 + 2 * place for group in groups for place in group.places}
         self.runner = Runner(groups, num_blocks, widths, MAX_SEQS)
         self.worker = KVConnectorFactory.create_connector(self.config, KVConnectorRole.WORKER, caches)
+        state._KV_CONNECTOR_AGENT = self.worker  # as `ensure_kv_transfer_initialized` does where there are devices
         self.worker.register_runner(self.runner)
         self.scheduler = (AsyncScheduler if ahead else Scheduler)(
             vllm_config=self.config,
@@ -144,6 +147,10 @@ class VllmEngine:
             self.scheduler._preempt_request(self.scheduler.running.pop(), 0.0)
 
     def step(self):
+        """vLLM's scheduler, then what its workers, tpu-inference's too, do around a model."""
+        from vllm.forward_context import set_forward_context
+        from vllm.v1.worker.kv_connector_model_runner_mixin import KVConnectorModelRunnerMixin as Mixin
+
         output = self.scheduler.schedule()
         orders = pickle.loads(pickle.dumps(output.kv_connector_metadata))
         again = output.scheduled_cached_reqs
@@ -159,31 +166,22 @@ class VllmEngine:
                 for table, one in zip(self.tables[request_id], ids or (), strict=False):
                     table += one
         self.runner.update_states(output.num_scheduled_tokens, gone)
-        self.worker.bind_connector_metadata(orders)
-        self.runner.forward(
-            [
-                (self.said[name], self.tables[name], starts[name], starts[name] + num)
-                for name, num in output.num_scheduled_tokens.items()
-            ]
-        )
-        self.pending.append((output, self._told(output, starts)))
+        output.kv_connector_metadata = orders
+        with set_forward_context(None, self.config), Mixin.maybe_get_kv_connector_output(output) as told:
+            self.runner.forward(
+                [
+                    (self.said[name], self.tables[name], starts[name], starts[name] + num)
+                    for name, num in output.num_scheduled_tokens.items()
+                ]
+            )
+        told.kv_connector_worker_meta = pickle.loads(pickle.dumps(told.kv_connector_worker_meta))
+        self.pending.append((output, self._sampled(output, starts, told)))
         while len(self.pending) > self.ahead:
             self.scheduler.update_from_output(*self.pending.pop(0))
 
-    def _told(self, output, starts):
-        from vllm.v1.outputs import KVConnectorOutput, ModelRunnerOutput
+    def _sampled(self, output, starts, told):
+        from vllm.v1.outputs import ModelRunnerOutput
 
-        self.worker.start_load_kv(None)
-        self.worker.wait_for_save()
-        results = self.worker.get_transfer_results(output.finished_req_ids)
-        told = KVConnectorOutput(
-            finished_sending=results.finished_sending,
-            finished_recving=results.finished_recving,
-            failed_recving=results.failed_recving,
-            invalid_block_ids=self.worker.get_block_ids_with_load_errors(),
-            kv_connector_worker_meta=pickle.loads(pickle.dumps(self.worker.build_connector_worker_meta())),
-        )
-        self.worker.clear_connector_metadata()
         names = list(output.num_scheduled_tokens)
         sampled = []
         for name in names:
@@ -266,6 +264,40 @@ def test_vllm_computes_what_could_not_be_loaded(tmp_path, groups, prefix_caching
     converse(engine, rng, turns=6)
     assert engine.books.counts.loads_failed > 0
     assert engine.books.counts.loaded_by_group.all(), "chunks of each group came back"
+
+
+@pytest.mark.parametrize("ahead", [False, True], ids=["in step", "ahead"])
+def test_nothing_of_old_weights_is_restored_after_vllm_reset_its_caches(tmp_path, ahead):
+    engine = VllmEngine(tmp_path, MIXED, num_blocks=100, ahead=ahead)
+    tokens = list(range(150))
+    for name in ("a", "b"):
+        engine.add(Request(name, [ord(name), *tokens, *range(30)], 151, 20, 16))
+    while not all(request.num_tokens > 155 for request in engine.scheduler.requests.values()):
+        engine.step()
+    while engine.pending:
+        engine.scheduler.update_from_output(*engine.pending.pop(0))
+    assert engine.scheduler.reset_prefix_cache(reset_running_requests=True, reset_connector=True)
+    engine.runner.weights = b"new"
+    before = engine.books.counts.loaded_by_group.sum()
+    engine.run()
+    assert engine.books.counts.loaded_by_group.sum() == before
+    for name in ("again", "thrice"):
+        assert engine.scheduler.reset_prefix_cache()
+        engine.add(Request(name, [ord("a"), *tokens, *range(30)], 151, 20, 16))
+        engine.run()
+    assert engine.books.counts.loaded_by_group.sum() > before
+
+
+def test_a_tier_outlives_vllm(tmp_path):
+    loaded = []
+    for _ in range(2):
+        engine = VllmEngine(tmp_path, MIXED, num_blocks=100, tiers=[f"file://{tmp_path}/tier"])
+        engine.add(Request("a", list(range(180)), 150, 20, 16))
+        engine.run()
+        loaded.append(int(engine.books.counts.loaded_by_group.sum()))
+        engine.worker.shutdown()
+    assert loaded[0] == 0
+    assert loaded[1] > 0
 
 
 def test_the_name_that_the_tpu_platform_takes_is_the_same_class():
