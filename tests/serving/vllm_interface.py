@@ -104,7 +104,8 @@ CLASSES = (
 
 def install(monkeypatch) -> None:
     """Puts the stand-ins where vLLM has its classes, until the test ends."""
-    monkeypatch.delitem(sys.modules, "kvjax.serving.vllm.connector", raising=False)
+    monkeypatch.setitem(sys.modules, "kvjax.serving.vllm.connector", None)
+    del sys.modules["kvjax.serving.vllm.connector"]  # imported anew now, and again after the test
     parts = BASE.split(".")
     above = None
     for end in range(1, len(parts) + 1):
