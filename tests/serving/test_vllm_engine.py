@@ -46,6 +46,21 @@ def test_a_prompt_that_comes_again_is_restored(connector):
 
 
 STATES = [Group(FullAttention(), 16, (0, 1)), Group(SlidingWindow(20), 8, (2,)), Group(Recurrent(), 4096, (3, 4))]
+
+
+def test_states_are_restored_where_steps_ended_and_checkpoints_want_them(connector):
+    """The figures of docs/serving/vllm.md."""
+    restored = []
+    for extra in ({}, {"checkpoint_tokens": 64}):
+        for num_tokens in (150, 160):
+            engine = engine_of(connector, STATES, budget=64, extra=extra)
+            for name in ("first", "again"):
+                engine.add(request_of(engine, name, list(range(num_tokens)), max_tokens=40))
+                engine.run()
+            restored.append(engine.restored_tokens)
+    assert restored == [0, 0, 128, 128]
+
+
 SHARED = [Group(FullAttention(), 8, (0, 1)), Group(SlidingWindow(20), 8, (0, 1)), Group(SlidingWindow(20), 8, (0,))]
 BLOCKS = {1: 40, 3: 75}  # in the device pool, by the number of groups
 UNIFORM = [Group(FullAttention(), 8, (0, 1, 2))]

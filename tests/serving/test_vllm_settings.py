@@ -1,7 +1,11 @@
 """What the connector is told, and what it refuses."""
 
 import importlib
+import json
+import re
 import sys
+from dataclasses import MISSING, fields
+from pathlib import Path
 from types import SimpleNamespace
 
 import jax.numpy as jnp
@@ -10,7 +14,7 @@ import pytest
 from kvjax.groups import FullAttention, Recurrent, SlidingWindow
 from kvjax.serving.vllm.arrays import flattened, leaves_of, unflattened
 from kvjax.serving.vllm.layout import groups_of, tokens_per_hash
-from kvjax.serving.vllm.options import options_of
+from kvjax.serving.vllm.options import Options, options_of
 from kvjax.serving.vllm.support import check_supported, model_of
 from tests.serving import vllm_interface
 from tests.serving.vllm_engine import Group, config_of, vllm_config_of
@@ -25,13 +29,19 @@ def groups(listed=MIXED):
 # --- kv_connector_extra_config --------------------------------------------------------------------------
 
 
-def test_options_have_the_defaults_that_the_page_lists():
-    options = options_of({"host_bytes": "2GiB", "blocks_per_chunk": {"full0": 4}, "tiers": ["file:///x"]})
-    assert options.host_bytes == 2 * 2**30
+def test_options_are_read():
+    options = options_of(
+        {
+            "host_bytes": "2GiB",
+            "staging_bytes": "1MiB",
+            "blocks_per_chunk": {"full0": 4},
+            "checkpoint_tokens": 64,
+            "tiers": ["file:///x"],
+        }
+    )
+    assert (options.host_bytes, options.staging_bytes) == (2 * 2**30, 2**20)
     assert options.chunking == {"blocks_per_chunk": {"full0": 4}, "block_size": None, "min_chunk_bytes": 65536}
-    assert (options.checkpoint_tokens, options.store_after) == ("auto", 1)
-    assert (options.staging_bytes, options.transfer, options.model) == (None, "auto", None)
-    assert (options.tiers, options.tier_ask_s) == (("file:///x",), 0.05)
+    assert (options.checkpoint_tokens, options.tiers) == (64, ("file:///x",))
 
 
 @pytest.mark.parametrize(
@@ -60,6 +70,19 @@ def test_options_have_the_defaults_that_the_page_lists():
 def test_bad_options_are_named(extra, text):
     with pytest.raises(ValueError, match=text):
         options_of(extra)
+
+
+def test_the_page_lists_every_option_with_its_default():
+    page = (Path(__file__).parents[2] / "docs" / "serving" / "vllm.md").read_text()
+    rows = re.findall(r"^\| `(\w+)` \| (.*?) \|", page.split("## Options")[1].split("\n## ")[0], re.MULTILINE)
+    listed = {name: json.loads(default.strip("`")) for name, default in rows if default != "must be given"}
+    options = {field.name: field.default for field in fields(Options) if field.default is not MISSING}
+    assert listed == {**options, "tiers": []}
+    assert [name for name, default in rows if default == "must be given"] == ["host_bytes"]
+    config = json.loads(page.split("--kv-transfer-config '")[1].split("'")[0])
+    assert options_of(config["kv_connector_extra_config"]).host_bytes == 64 * 2**30
+    assert config["kv_connector"] == "TPUConnectorHMA"
+    assert config["kv_connector_module_path"] == "kvjax.serving.vllm"
 
 
 # --- vLLM's own settings -----------------------------------------------------------------------------------
