@@ -174,5 +174,5 @@ def test_a_session_that_took_tokens_back_is_named_anew():
     side.orders(idle())
     assert (
         books.ledger.request("r").hashes
-        == books.ledger.new_request(None, hashes=request.block_hashes, num_tokens=16).hashes
+        == books.ledger.new_request(None, hashes=request.block_hashes, num_tokens=16, salt=b"").hashes
     )
