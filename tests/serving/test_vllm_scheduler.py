@@ -165,7 +165,10 @@ class VllmEngine:
             else:
                 for table, one in zip(self.tables[request_id], ids or (), strict=False):
                     table += one
-        self.runner.update_states(output.num_scheduled_tokens, gone)
+        if hasattr(self.runner, "update"):
+            self.runner.update(output)
+        else:
+            self.runner.update_states(output.num_scheduled_tokens, gone)
         output.kv_connector_metadata = orders
         with set_forward_context(None, self.config), Mixin.maybe_get_kv_connector_output(output) as told:
             self.runner.forward(
