@@ -146,10 +146,19 @@ def test_groups_are_named_by_kind_and_place():
     ]
 
 
+def test_states_are_in_slots_or_in_blocks():
+    config = config_of(MIXED, 10, 8)
+    assert [group.has_slots for group in groups_of(config)] == [False, False, True]
+    config.kv_cache_groups[2].kv_cache_spec.mamba_cache_mode = "align"
+    config.kv_cache_groups[2].kv_cache_spec.block_size = 16
+    in_blocks = groups_of(config)[2]
+    assert (in_blocks.tokens_per_block, in_blocks.has_slots) == (16, False)
+
+
 def test_specs_that_cannot_be_restored_are_refused():
     config = config_of(MIXED, 10, 8)
-    config.kv_cache_groups[2].kv_cache_spec.mamba_cache_mode = "align"
-    with pytest.raises(ValueError, match=r"`mamba_cache_mode` must be 'none' with kvjax .*, got 'align'"):
+    config.kv_cache_groups[2].kv_cache_spec.mamba_cache_mode = "all"
+    with pytest.raises(ValueError, match="`mamba_cache_mode` must be 'none' or 'align' with kvjax, got 'all'"):
         groups_of(config)
     config = config_of(MIXED, 10, 8)
     config.kv_cache_groups[0].is_eagle_group = True
