@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -263,3 +264,13 @@ def test_states_need_a_runner_that_tells_slots(monkeypatch):
     )
     with pytest.raises(ValueError, match="must tell the slots of states"):
         connector_of(monkeypatch).register_runner(runner)
+
+
+def test_several_processes_are_refused(monkeypatch):
+    runner = SimpleNamespace(
+        kv_caches=[jnp.zeros((10, 16))], layer_name_to_kvcache_index={"layer0.0": 0}, input_batch=SimpleNamespace()
+    )
+    connector = connector_of(monkeypatch, listed=MIXED[:1])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="must be used with one process that holds all devices, got 2"):
+        connector.register_runner(runner)

@@ -176,3 +176,24 @@ def test_a_session_that_took_tokens_back_is_named_anew():
         books.ledger.request("r").hashes
         == books.ledger.new_request(None, hashes=request.block_hashes, num_tokens=16, salt=b"").hashes
     )
+
+
+def test_no_more_tokens_are_named_than_vllm_has_hashes_for():
+    """With asynchronous scheduling hashes may lag behind the tokens."""
+    keys = RequestKeys(8)
+    request = request_of(range(40), block_hashes=[bytes([i]) * 32 for i in range(2)])
+    assert keys.num_tokens(request) == 23
+    assert len(keys.whole(request)["hashes"]) == 2
+    assert keys.whole(request)["num_tokens"] == 23
+
+
+def test_a_session_with_fewer_tokens_is_named_anew():
+    books = Recorded()
+    side = side_of(books)
+    request = request_of(range(16))
+    side.matched_tokens(request, 0)
+    side.orders(output_of(request, 0, 16, [[1, 2]]))
+    request.all_token_ids, request.num_tokens = list(range(8)), 8
+    side.orders(idle())
+    assert books.stored == [8]
+    assert books.ledger.request("r").num_tokens == 8
