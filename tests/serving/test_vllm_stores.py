@@ -141,6 +141,9 @@ def test_a_question_that_is_asked_again_has_the_same_answer():
     assert [side.matched_tokens(request, 0) for _ in range(3)] == [16, 16, 16]
     assert side.matched_tokens(request, 8) == 8, "vLLM holds more by now"
     assert side.books.ledger.counts.lookups == lookups + 1, "counted once"
+    side.allocated(request, ([5, 6, 7],), 8)
+    (order,) = side.orders(idle()).loads
+    assert order.plan.moves[0].block_ids.tolist() == [[6]], "and what it holds is not loaded"
 
 
 @pytest.mark.parametrize(
