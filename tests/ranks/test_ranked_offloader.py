@@ -1,5 +1,6 @@
 """Ranks that keep chunks of their own: they resume at one position, and a load is good on all of them or on none."""
 
+import threading
 import time
 
 import numpy as np
@@ -191,6 +192,54 @@ class TestLoads:
             return result.ok, result.error, took < 5
 
         assert on_ranks(2, layouts.GEMMA, script) == [(False, "rank 1: not done by its deadline", True)] * 2
+
+    def test_a_deadline_of_the_offloader_holds_for_loads_that_name_none(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            if engine.rank == 1:
+                engine.faults.choose = FaultsAt({("load", 0): Fault.HANG})
+            result = engine.ranked.wait(engine.load(request))
+            engine.faults.release()
+            engine.loaded(request, result)
+            engine.finish(request)
+            return result.error
+
+        assert on_ranks(2, layouts.GEMMA, script, deadline_s=0.2) == ["rank 1: not done by its deadline"] * 2
+
+    def test_waiting_for_a_load_waits_for_those_whose_blocks_it_shares(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            first, second = Served("a", PROMPT), Served("b", PROMPT)
+            engine.look_up(first)
+            if engine.rank == 1:
+                engine.faults.choose = FaultsAt({("load", 0): Fault.HANG})
+                threading.Timer(0.2, engine.faults.release).start()
+            engine.load(first)
+            engine.look_up(second)
+            waited = engine.ranked.wait(engine.load(second, share=True))
+            told = engine.ranked.poll()
+            engine.loaded(first, told[0])
+            engine.loaded(second, waited)
+            for request in (first, second):
+                engine.finish(request)
+            return waited.ok, [result.request_id for result in told]
+
+        assert on_ranks(2, layouts.GEMMA, script) == [(True, ["a"])] * 2
+
+    def test_a_load_of_nothing_exchanges_nothing(self):
+        def script(engine):
+            request = Served("first", PROMPT)
+            engine.look_up(request)
+            before = engine.channel.count
+            job = engine.load(request)
+            results = [engine.ranked.wait(job), *engine.ranked.poll()]
+            engine.loaded(request, results[0])
+            engine.finish(request)
+            return [(result.ok, result.valid_tokens) for result in results], engine.channel.count - before
+
+        assert on_ranks(2, layouts.GEMMA, script) == [([(True, 0)], 0)] * 2
 
     def test_what_is_computed_before_the_ranks_agree_is_stored_only_if_they_do(self):
         """Ranks compute each layer together: garbage on one of them is garbage on all."""
@@ -399,6 +448,26 @@ class TestRanksThatFail:
         outcomes = run_ranks(2, work)
         assert [type(one) for one in outcomes] == [RanksDifferError] * 2
         assert "must call 'start' with the same" in str(outcomes[0])
+
+    def test_a_load_that_a_rank_gave_up_by_itself_ends_the_group(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16, timeout_s=0.5)
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            job = engine.load(request)
+            if rank:
+                engine.local.cancel(job)
+            try:
+                engine.ranked.wait(job)
+                engine.ranked.lookup("b", PROMPT)
+            finally:
+                engine.ranked.close()
+
+        one, two = run_ranks(2, work)
+        assert isinstance(one, RankLostError)
+        assert isinstance(two, RanksDifferError)
+        assert "a load of 'again' ended otherwise on rank 1" in str(two)
 
     def test_what_is_no_offloader_is_refused(self):
         with pytest.raises(ValueError, match="`offloader` must be an Offloader, got 3"):
