@@ -200,7 +200,7 @@ class TestLoads:
             engine.look_up(request)
             if engine.rank == 1:
                 engine.faults.choose = FaultsAt({("load", 0): Fault.HANG})
-            result = engine.ranked.wait(engine.load(request))
+            result = engine.ranked.wait(engine.load(request), timeout_s=10)
             engine.faults.release()
             engine.loaded(request, result)
             engine.finish(request)
