@@ -14,7 +14,7 @@ _FORMS = "file:///path, s3://bucket/path/, gs://bucket/path/, redis://, rediss:/
 _REDIS = ("redis", "rediss", "redis+unix")
 _COMMON = ("max_bytes", "write", "timeout_s", "max_pending_bytes")
 _ANY_REGION = "us-east-1"
-OPTIONS = {"file": _COMMON, "gs": _COMMON, "s3": (*_COMMON, "endpoint", "region")}
+OPTIONS: dict[str, tuple[str, ...]] = {"file": _COMMON, "gs": _COMMON, "s3": (*_COMMON, "endpoint", "region")}
 _OBJECT_THREADS = 16  # requests wait for the network, not for a CPU
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
