@@ -7,15 +7,17 @@ python docs/make.py --check  # exit code 1, and the names of those that are not 
 import sys
 from pathlib import Path
 
-from making import capacity, command_line, configuration, law, transfers
+from making import capacity, command_line, configuration, law, performance, transfers
 
 DOCS = Path(__file__).parent
 MADE = {
     "reference/cli.md": command_line.page,
     "reference/configuration.md": configuration.page,
+    "pictures/books.svg": performance.books,
     "pictures/capacity.svg": capacity.capacity,
     "pictures/groups.svg": law.groups,
     "pictures/law.svg": law.law,
+    "pictures/moves.svg": performance.moves,
     "pictures/restorable.svg": law.restorable,
     "pictures/transfers.svg": transfers.three_ways,
 }
