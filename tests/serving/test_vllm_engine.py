@@ -1,0 +1,340 @@
+"""The connector under a small vLLM: every byte that a request reads is what its tokens make it."""
+
+import importlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kvjax.groups import ChunkedLocal, FullAttention, Recurrent, SlidingWindow
+from kvjax.mover import Transfer
+from tests.serving import vllm_interface
+from tests.serving.vllm_engine import Engine, Group, Request, config_of, vllm_config_of
+
+MIXED = [Group(FullAttention(), 16, (0,)), Group(SlidingWindow(20), 8, (1, 2)), Group(ChunkedLocal(32), 16, (3,))]
+
+
+@pytest.fixture
+def connector(monkeypatch):
+    vllm_interface.install(monkeypatch)
+    return importlib.import_module("kvjax.serving.vllm").KvjaxConnector
+
+
+def engine_of(connector, groups, *, num_blocks=120, host_bytes=2**20, **options):
+    widths = {place: 4 + 2 * place for group in groups for place in group.places}
+    extra = {"host_bytes": host_bytes, **options.pop("extra", {})}
+    return Engine(
+        connector, vllm_interface.KVConnectorRole, groups, num_blocks=num_blocks, extra=extra, widths=widths, **options
+    )
+
+
+def request_of(engine, name, tokens, max_tokens=4):
+    rng = np.random.default_rng(len(tokens))
+    truth = [*tokens, *rng.integers(0, 1000, max_tokens + 2).tolist()]
+    return Request(name, truth, len(tokens), max_tokens, engine.unit)
+
+
+def test_a_prompt_that_comes_again_is_restored(connector):
+    engine = engine_of(connector, MIXED)
+    tokens = list(range(100))
+    engine.add(request_of(engine, "warm-up", list(range(500, 520))))
+    engine.run()
+    for name in ("first", "again"):
+        engine.add(request_of(engine, name, tokens))
+        engine.run()
+    assert engine.restored_tokens == 96
+
+
+STATES = [Group(FullAttention(), 16, (0, 1)), Group(SlidingWindow(20), 8, (2,)), Group(Recurrent(), 4096, (3, 4))]
+
+
+def test_states_are_restored_where_steps_ended_and_checkpoints_want_them(connector):
+    """The figures of docs/serving/vllm.md."""
+    restored = []
+    for extra in ({}, {"checkpoint_tokens": 64}):
+        for num_tokens in (150, 160):
+            engine = engine_of(connector, STATES, budget=64, extra=extra)
+            for name in ("first", "again"):
+                engine.add(request_of(engine, name, list(range(num_tokens)), max_tokens=40))
+                engine.run()
+            restored.append(engine.restored_tokens)
+    assert restored == [0, 0, 128, 128]
+
+
+SHARED = [Group(FullAttention(), 8, (0, 1)), Group(SlidingWindow(20), 8, (0, 1)), Group(SlidingWindow(20), 8, (0,))]
+BLOCKS = {1: 40, 3: 75}  # in the device pool, by the number of groups
+UNIFORM = [Group(FullAttention(), 8, (0, 1, 2))]
+
+
+def conversations(engine, rng, *, turns=3, many=5):
+    """Conversations that share a beginning, each turn with what was said before."""
+    start = rng.integers(0, 1000, rng.integers(1, 60)).tolist()
+    said = [[*start, *rng.integers(0, 1000, rng.integers(1, 70)).tolist()] for _ in range(many)]
+    for turn in range(turns):
+        names = []
+        for i in rng.permutation(many):
+            request = Request(
+                f"{turn}.{i}",
+                [*said[i], *rng.integers(0, 1000, 40).tolist()],
+                len(said[i]),
+                int(rng.integers(1, 20)),
+                engine.unit,
+            )
+            said[i] = [*request.truth[: len(said[i]) + request.max_tokens], int(rng.integers(0, 1000))]
+            engine.add(request)
+            names.append(request.request_id)
+            for _ in range(rng.integers(0, 4)):
+                engine.short_of_blocks = bool(rng.random() < 0.2)
+                engine.step()
+            if rng.random() < 0.2 and engine.requests:
+                engine.abort(
+                    str(rng.choice(sorted(r for r in engine.requests if engine.requests[r].status != "FINISHED")))
+                )
+        engine.run()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
+@pytest.mark.parametrize("groups", [MIXED, STATES, SHARED, UNIFORM], ids=["mixed", "states", "shared", "uniform"])
+def test_conversations_read_what_they_wrote(connector, groups, late):
+    restored = preemptions = 0
+    for seed in range(3):
+        engine = engine_of(connector, groups, num_blocks=BLOCKS[len(groups)], late=late)
+        conversations(engine, np.random.default_rng(seed))
+        engine.books().check_integrity()
+        assert engine.books().num_requests == 0
+        restored += engine.restored_tokens
+        preemptions += engine.preemptions
+    assert restored > 0
+    assert preemptions > 0
+
+
+class Slow:
+    """A transfer that ends some polls later."""
+
+    def __init__(self, transfer, polls):
+        self.transfer, self.polls = transfer, polls
+        self.settle, self.moved = transfer.settle, transfer.moved
+
+    def done(self):
+        self.polls -= 1
+        return self.polls < 0 and self.transfer.done()
+
+
+class Unreliable:
+    """A mover whose moves take a while, and of which some fail; loads that fail leave garbage where they were to."""
+
+    def __init__(self, mover, rng, *, fails):
+        self.mover, self.rng, self.fails = mover, rng, fails
+        self.revive, self.close = mover.revive, mover.close
+
+    def store(self, caches, plan):
+        if self.rng.random() < self.fails / 2:
+            raise RuntimeError("planted: cannot be issued")
+        caches, transfer = self.mover.store(caches, plan)
+        return caches, self._maybe(transfer)
+
+    def load(self, caches, plan):
+        caches, transfer = self.mover.load(caches, plan)
+        result = self._maybe(transfer)
+        if isinstance(result, Transfer):
+            for moves in plan.moves:
+                ids = moves.block_ids[moves.block_ids > 0]
+                for leaf in self.mover.caches.group_leaves[moves.group_idx]:
+                    array = np.array(caches[leaf])
+                    array[ids] = 7
+                    caches[leaf] = jnp.asarray(array)
+        return caches, result
+
+    def _maybe(self, transfer):
+        if self.rng.random() < self.fails:
+            transfer.settle()
+            return Transfer([], RuntimeError("planted: the move failed"))
+        return Slow(transfer, int(self.rng.integers(0, 4)))
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
+@pytest.mark.parametrize("groups", [STATES, SHARED, UNIFORM], ids=["states", "shared", "uniform"])
+def test_loads_and_stores_that_fail_cost_computing_and_nothing_else(connector, groups, late, caplog):
+    rng = np.random.default_rng(7)
+    engine = engine_of(connector, groups, num_blocks=BLOCKS[len(groups)], late=late)
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, rng, fails=0.3)
+    conversations(engine, rng, turns=5)
+    engine.books().check_integrity()
+    assert engine.failed_loads > 0
+    assert engine.restored_tokens > 0
+    assert "planted" in caplog.text
+
+
+@pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])
+def test_a_pool_that_is_full_evicts_or_declines(connector, groups):
+    rng = np.random.default_rng(3)
+    engine = engine_of(connector, groups, num_blocks=BLOCKS[len(groups)], host_bytes=12 * 1024)
+    conversations(engine, rng, turns=4)
+    engine.books().check_integrity()
+    assert engine.books().pool.counts.evicted_by_group.sum() > 0
+
+
+def test_requests_that_share_a_prefix_in_flight_end_up_with_one_copy_each_way(connector):
+    engine = engine_of(connector, MIXED)
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(1), fails=0)
+    tokens = list(range(90))
+    for _ in range(2):
+        for name in ("a", "b", "c"):
+            engine.add(request_of(engine, name, [*tokens, ord(name)]))
+        engine.run()
+    stored = engine.books().counts.chunks_stored
+    engine.add(request_of(engine, "d", [*tokens, 5]))
+    engine.run()
+    assert engine.restored_tokens >= 4 * 80
+    assert engine.books().counts.chunks_stored - stored <= 3
+    engine.books().check_integrity()
+
+
+def test_an_abort_while_a_load_is_under_way_frees_the_blocks_when_it_has_ended(connector):
+    engine = engine_of(connector, STATES)
+    tokens = list(range(100))
+    engine.add(request_of(engine, "first", tokens, max_tokens=30))
+    engine.run()
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(1), fails=0)
+    free = len(engine.free)
+    engine.add(request_of(engine, "again", [*tokens, 1, 2, 3]))
+    engine.step()
+    assert engine.loading
+    engine.abort("again")
+    assert len(engine.free) < free
+    for _ in range(8):
+        engine.step()
+    assert len(engine.free) == free
+    assert engine.books().num_requests == 0
+    engine.books().check_integrity()
+    assert not engine.worker._worker._states._held
+
+
+@pytest.mark.parametrize("groups", [MIXED, STATES], ids=["mixed", "states"])
+def test_nothing_of_old_weights_is_restored_after_a_reset(connector, groups):
+    """As vLLM resets for new weights: what runs is preempted, then all caches are told to forget."""
+    engine = engine_of(connector, groups)
+    for name in ("a", "b"):
+        engine.add(request_of(engine, name, [ord(name), *range(150)], max_tokens=20))
+    while not all(request.num_known > 152 for request in engine.requests.values()):
+        engine.step()
+    for request in reversed(engine.running):
+        engine._preempt(request)
+    engine.running.clear()
+    assert engine.scheduler.reset_cache() is True
+    engine.runner.weights = b"new"
+    engine.run()
+    assert engine.restored_tokens == 0
+    for name in ("again", "thrice"):
+        engine.add(request_of(engine, name, [ord("a"), *range(150)]))
+        engine.run()
+    assert engine.restored_tokens > 0
+    engine.books().check_integrity()
+
+
+def test_a_request_that_began_before_the_books_and_a_reset_stores_nothing(connector):
+    """The scheduler's side has books from the first report on; what runs by then is unknown to them."""
+    engine = engine_of(connector, MIXED, late=True)
+    engine.add(request_of(engine, "a", list(range(150)), max_tokens=20))
+    engine.step()
+    assert engine.scheduler._books.books is None
+    assert engine.scheduler.reset_cache() is True
+    engine.run()
+    engine.add(request_of(engine, "again", list(range(150)), max_tokens=20))
+    engine.run()
+    assert engine.restored_tokens == 0
+
+
+def test_a_request_that_runs_through_a_reset_stores_nothing(connector):
+    engine = engine_of(connector, MIXED)
+    engine.add(request_of(engine, "a", list(range(150)), max_tokens=20))
+    while engine.requests["a"].num_known < 152:
+        engine.step()
+    assert engine.scheduler.reset_cache() is True
+    engine.run()
+    engine.add(request_of(engine, "again", list(range(150)), max_tokens=20))
+    engine.run()
+    assert engine.restored_tokens == 0
+    engine.add(request_of(engine, "thrice", list(range(150)), max_tokens=20))
+    engine.run()
+    assert engine.restored_tokens > 0
+
+
+def test_a_request_that_loads_through_a_reset_stores_nothing(connector):
+    engine = engine_of(connector, MIXED)
+    engine.add(request_of(engine, "a", list(range(150))))
+    engine.run()
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(1), fails=0)
+    engine.add(request_of(engine, "again", list(range(150))))
+    engine.step()
+    assert engine.loading
+    assert engine.scheduler.reset_cache() is True
+    engine.run()
+    restored = engine.restored_tokens
+    engine.add(request_of(engine, "thrice", list(range(150))))
+    engine.run()
+    assert engine.restored_tokens == restored, "what stood on the old chunks was not stored"
+
+
+def test_a_pool_that_dies_costs_computing_and_nothing_else(connector, monkeypatch):
+    engine = engine_of(connector, STATES)
+    tokens = list(range(100))
+    engine.add(request_of(engine, "first", tokens))
+    engine.run()
+    mover = engine.worker._worker.mover
+
+    def dies(caches, plan):
+        raise RuntimeError("planted: the program took the pool with it")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(mover, "load", dies)
+        broken.setattr(mover, "revive", lambda: True)
+        engine.add(request_of(engine, "again", tokens))
+        engine.run()
+    assert engine.failed_loads == 1
+    restored = [engine.restored_tokens]
+    for name in ("thrice", "a fourth time"):
+        engine.add(request_of(engine, name, tokens))
+        engine.run()
+        restored.append(engine.restored_tokens)
+    assert restored == [96, 96, 192], "one that fails, one that finds nothing, one that is restored"
+    engine.books().check_integrity()
+
+
+@pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])
+def test_a_tier_keeps_conversations_over_a_restart(connector, groups, tmp_path):
+    restored = []
+    for _ in range(2):
+        engine = engine_of(connector, groups, extra={"tiers": [f"file://{tmp_path}/tier"], "host_bytes": 64 * 1024})
+        for name in ("a", "b"):
+            engine.add(request_of(engine, name, [ord(name), *range(100)]))
+            engine.run()
+        restored.append(engine.restored_tokens)
+        engine.books().check_integrity()
+        engine.worker.shutdown()
+    assert restored == [0, 192]
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
+def test_conversations_under_a_small_pool_come_back_from_a_tier(connector, late, tmp_path):
+    rng = np.random.default_rng(5)
+    engine = engine_of(
+        connector,
+        STATES,
+        num_blocks=BLOCKS[3],
+        late=late,
+        host_bytes=16 * 1024,
+        extra={"tiers": [f"file://{tmp_path}/tier?write=through"]},
+    )
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, rng, fails=0.1)
+    conversations(engine, rng, turns=4)
+    engine.books().check_integrity()
+    assert engine.books().promoted_by_group.sum() > 0
+    engine.worker.shutdown()
+
+
+def test_tiers_without_a_worker_in_the_process_are_refused(connector, tmp_path):
+    extra = {"tiers": [f"file://{tmp_path}/tier"], "host_bytes": 2**20}
+    config = config_of(UNIFORM, 40, 8)
+    with pytest.raises(ValueError, match="`tiers` must be used where vLLM runs its worker in the scheduler's process"):
+        connector(vllm_config_of(extra), vllm_interface.KVConnectorRole.SCHEDULER, config)
