@@ -1,0 +1,1 @@
+"""Adapters to serving stacks: they translate only. Nothing of kvjax imports them."""
