@@ -9,6 +9,7 @@ from kvjax.serving.sglang_jax.host_pool import HostPool
 
 _MODULE = "sgl_jax.srt.mem_cache.host_kv_pool"
 _CLASS = "LRUHostKVPool"
+_REPLACED = "_kvjax_replaced"  # where the module keeps its own class meanwhile
 # What HiCache calls of its pool. A later sglang-jax that has other parameters is refused, not guessed at.
 _METHODS = {
     "reserve": [],
@@ -44,17 +45,17 @@ def install(*, transfer: str = "auto", staging_bytes: int | None = None) -> None
         RuntimeError: its host pool is called in another way than this adapter knows.
     """
     module = _host_pool_module()
-    theirs = getattr(module, "_kvjax_replaced", None) or getattr(module, _CLASS)
+    theirs = getattr(module, _REPLACED, None) or getattr(module, _CLASS)
     _check_methods(theirs)
     module.HostKVPool.register(HostPool)
-    module._kvjax_replaced = theirs
+    setattr(module, _REPLACED, theirs)
     setattr(module, _CLASS, partial(HostPool, transfer=transfer, staging_bytes=staging_bytes))
 
 
 def uninstall() -> None:
     """Makes HiCache use its own host pool again. Engines that were made meanwhile keep theirs."""
     module = _host_pool_module()
-    theirs = module.__dict__.pop("_kvjax_replaced", None)
+    theirs = module.__dict__.pop(_REPLACED, None)
     if theirs is not None:
         setattr(module, _CLASS, theirs)
 

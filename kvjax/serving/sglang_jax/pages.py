@@ -121,7 +121,8 @@ class Pages:
         free = np.zeros(self.num_pages, bool)
         free[self._ids.free_ids()] = True
         assert (free != self._is_taken).all(), "a page is free or taken"
-        assert not self._is_filled[free].any() and not self._num_locks[free].any(), "a free page is empty and unlocked"
+        assert not self._is_filled[free].any(), "a free page holds no data"
+        assert not self._num_locks[free].any(), "a free page has no locks"
         taken = self.units_of(np.flatnonzero(self._is_taken)).ravel()
         assert len(np.unique(taken)) == len(taken), "a unit belongs to one page"
         assert not np.isin(taken, self._units.free_ids()).any(), "a unit of a page is not free"
