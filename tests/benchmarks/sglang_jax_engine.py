@@ -71,16 +71,43 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
 
 
-def serve(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
-    """Sends each prompt twice and returns, for each answer, its tokens and how many of the prompt were cached."""
+def count_pages() -> dict[str, int]:
+    """Counts the pages that HiCache backs up and loads in this process from now on, whichever pool it has."""
+    from sgl_jax.srt.mem_cache.hicache_controller import HiCacheController
+
+    pages = {"write": 0, "flush_load": 0}
+
+    def counted(name: str) -> None:
+        method = getattr(HiCacheController, name)
+
+        def call(self: Any, first: list[int], second: list[int]) -> Any:
+            pages[name] += len(first)
+            return method(self, first, second)
+
+        setattr(HiCacheController, name, call)
+
+    counted("write")
+    counted("flush_load")
+    return pages
+
+
+def serve(folder: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any]], dict[str, int] | None]:
+    """Sends each prompt twice.
+
+    Returns:
+        For each answer, its tokens and how many of the prompt were cached; and how many pages HiCache moved, if it
+        ran in this process.
+    """
     from sgl_jax.srt.entrypoints.engine import Engine
 
+    pages = count_pages() if options.single_process else None
     engine = Engine(
+        enable_single_process=options.single_process,
         model_path=str(folder),
         device="cpu",
         attention_backend="native",
         skip_tokenizer_init=True,
-        dtype="bfloat16",
+        dtype=options.dtype,
         page_size=16,
         max_total_tokens=DEVICE_TOKENS,
         max_prefill_tokens=256,
@@ -97,6 +124,8 @@ def serve(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
         log_level=options.log_level,
         hicache_storage="disable" if options.pool == "none" else "none",
         hicache_ratio=8.0,
+        tp_size=options.devices,
+        dp_size=options.dp,
         hicache_write_policy=options.write_policy,
     )
     rng = random.Random(0)
@@ -106,7 +135,7 @@ def serve(folder: Path, options: argparse.Namespace) -> list[dict[str, Any]]:
     for prompt in prompts * 2:
         answer = engine.generate(input_ids=prompt, sampling_params=sampling)
         answers.append({"tokens": answer["output_ids"], "cached_tokens": answer["meta_info"]["cached_tokens"]})
-    return answers
+    return answers, pages
 
 
 def arguments() -> argparse.Namespace:
@@ -114,7 +143,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--pool", choices=["none", "own", "kvjax"], default="kvjax")
     parser.add_argument("--transfer", choices=["auto", "direct", "staged"], default="auto")
     parser.add_argument("--write-policy", choices=["write_through", "write_back"], default="write_back")
+    parser.add_argument("--devices", type=int, default=1, help="devices in all")
+    parser.add_argument("--dp", type=int, default=1, help="ranks of data parallelism among them")
+    parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--overlap", action="store_true", help="let sglang-jax overlap scheduling with the step")
+    parser.add_argument("--single-process", action="store_true", help="one process, in which moved pages are counted")
     parser.add_argument("--log-level", default="error")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -123,7 +156,7 @@ def arguments() -> argparse.Namespace:
 def main(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         write_model(Path(folder))
-        answers = serve(Path(folder), options)
+        answers, pages = serve(Path(folder), options)
         cached = [answer["cached_tokens"] for answer in answers]
         repeated = [answer["tokens"] for answer in answers[:NUM_PROMPTS]] == [
             answer["tokens"] for answer in answers[NUM_PROMPTS:]
@@ -133,6 +166,8 @@ def main(options: argparse.Namespace) -> None:
             "outputs": [answer["tokens"] for answer in answers[:NUM_PROMPTS]],
             "cached_tokens_first": cached[:NUM_PROMPTS],
             "cached_tokens_second": cached[NUM_PROMPTS:],
+            "pages_backed_up": None if pages is None else pages["write"],
+            "pages_loaded": None if pages is None else pages["flush_load"],
             "second_outputs_are_the_first": repeated,
         }
         lines = [json.dumps(found)] if options.json else [f"{name}: {value}" for name, value in found.items()]
@@ -140,12 +175,19 @@ def main(options: argparse.Namespace) -> None:
         sys.stdout.flush()
 
 
-# sglang-jax's scheduler is a new process that runs this module, too, and the pool must be installed there.
-if "--pool" not in sys.argv or sys.argv[sys.argv.index("--pool") + 1 :][:1] == ["kvjax"]:
-    import kvjax.serving.sglang_jax
+def prepare(options: argparse.Namespace) -> None:
+    """Makes this process use the devices and the pool that were asked for."""
+    os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count={options.devices}"
+    if options.pool == "kvjax":
+        import kvjax.serving.sglang_jax
 
-    chosen = sys.argv[sys.argv.index("--transfer") + 1] if "--transfer" in sys.argv else "auto"
-    kvjax.serving.sglang_jax.install(transfer=chosen)
+        kvjax.serving.sglang_jax.install(transfer=options.transfer)
+    elif options.pool == "own":
+        import sgl_jax.test.mem_cache.conftest  # noqa: F401  # its own pool loads with a TPU kernel; this replaces it
+
+
+# sglang-jax's scheduler is a new process that imports this module again, and the pool must be installed there, too.
+prepare(arguments())
 
 if __name__ == "__main__":
     main(arguments())
