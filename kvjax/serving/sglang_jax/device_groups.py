@@ -8,8 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import jax
-
 from kvjax.groups import FullAttention, GroupSpec, Kind, LeafSpec, Recurrent, SlidingWindow
 
 # Lists of arrays that a pool may have, all with the page (or the slot of a state) as their first dimension.
@@ -26,10 +24,10 @@ class _Place:
     path: tuple[int, ...]
 
     @property
-    def array(self) -> jax.Array:
+    def array(self) -> Any:
         return self._list()[self.path[-1]]
 
-    def put(self, array: jax.Array) -> None:
+    def put(self, array: Any) -> None:
         self._list()[self.path[-1]] = array
 
     def _list(self) -> Any:
@@ -51,11 +49,11 @@ class DeviceGroup:
     spec: GroupSpec
     places: Mapping[str, _Place]
 
-    def arrays(self) -> dict[str, jax.Array]:
+    def arrays(self) -> dict[str, Any]:
         """The arrays as they are now, by leaf name."""
         return {name: place.array for name, place in self.places.items()}
 
-    def put(self, arrays: Mapping[str, jax.Array]) -> None:
+    def put(self, arrays: Mapping[str, Any]) -> None:
         """Puts the group's arrays among `arrays` where the device pool keeps its own."""
         for name, place in self.places.items():
             place.put(arrays[name])
