@@ -235,6 +235,8 @@ def test_a_page_written_anew_is_not_loaded_as_it_was_staged(pool):
     pool.stage_backup([2], [page])
     with pytest.raises(RuntimeError, match="`stage_load` must be called"):
         pool.flush_load([page], [3])
+    with pytest.raises(RuntimeError, match="must hold data to be loaded"):
+        pool.stage_load([page])
     pool.flush_backup([page])
     pool.release(page)
 
@@ -285,8 +287,9 @@ def test_a_backup_that_fails_is_told_by_its_flush_and_leaves_the_page_empty(pool
 
 def test_pages_lost_with_the_memory_hold_no_data_any_more(pool, monkeypatch):
     """On accelerators a program that dies takes the pinned memory, which was donated to it, along."""
-    page, lost = pool.alloc(2).tolist()
+    page, lost, unflushed = pool.alloc(3).tolist()
     pool.copy_into([1], [lost])
+    pool.stage_backup([1], [unflushed])
     with monkeypatch.context() as patch:
         patch.setattr(pool._shared._mover, "store", lambda caches, plan: (caches, Failed()))
         pool.stage_backup([1], [page])
@@ -295,9 +298,11 @@ def test_pages_lost_with_the_memory_hold_no_data_any_more(pool, monkeypatch):
     monkeypatch.setattr(pool._shared._mover, "revive", lambda: True)
     pool.copy_into([1], [page])
     pool.copy_to_device([page], [2])
-    with pytest.raises(RuntimeError, match=f"host page {lost} must hold data"):
-        pool.stage_load([lost])
-    pool.free([page, lost])
+    pool.flush_backup([unflushed])
+    for each in (lost, unflushed):
+        with pytest.raises(RuntimeError, match=f"host page {each} must hold data"):
+            pool.stage_load([each])
+    pool.free([page, lost, unflushed])
 
 
 def test_a_load_that_cannot_be_started_raises(pool, monkeypatch):

@@ -83,15 +83,20 @@ class Pages:
         return int(self._num_locks[page_id])
 
     def fill(self, page_ids: np.ndarray, epochs: np.ndarray) -> None:
-        """Says that pages hold data; those that were freed since `epochs` are passed over."""
+        """Says that pages hold data; those that were freed or lost since `epochs` are passed over."""
         self._is_filled[page_ids[(self._epochs[page_ids] == epochs) & self._is_taken[page_ids]]] = True
 
     def empty(self, page_ids: np.ndarray) -> None:
         """Says that pages hold no data, as they are about to be written."""
         self._is_filled[page_ids] = False
 
+    def lose(self) -> None:
+        """Says that no page holds data any more, nor will from what is under way."""
+        self._is_filled[:] = False
+        self._epochs += 1
+
     def epochs(self, page_ids: np.ndarray) -> np.ndarray:
-        """How often each page was taken so far: what was begun for one owner is not ended for the next."""
+        """A number of each page that changes when it is taken or lost: what was begun before does not fill it then."""
         return self._epochs[page_ids]
 
     def units_of(self, page_ids: np.ndarray) -> np.ndarray:

@@ -123,7 +123,7 @@ class SharedUnits:
             self._failed = False
             if self._mover.revive():
                 for pages in self.pages:
-                    pages.empty(np.arange(pages.num_pages))
+                    pages.lose()
 
     def _plan(self, group_idx: int, block_ids: np.ndarray, unit_ids: np.ndarray) -> StorePlan:
         name = self.chunking.layout.groups[group_idx].name
