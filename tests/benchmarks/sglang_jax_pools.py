@@ -144,7 +144,7 @@ def other_pools() -> dict[str, tuple[Any, list[DeviceGroup]]]:
 
 
 def round_trip(groups: list[DeviceGroup], transfer: str) -> dict[str, bool]:
-    """Moves three blocks of each group to the host and back to others; tells by group whether all its bytes are right."""
+    """Moves three blocks of each group to the host and back to others; tells by group whether all bytes are right."""
     pool = MixedHostPool(groups, host_bytes=64 * 2**20, transfer=transfer)
     rows = [fill(group, np.random.default_rng(g)) for g, group in enumerate(groups)]
     for group, held in zip(groups, rows, strict=True):

@@ -6,6 +6,6 @@ from kvjax.serving.sglang_jax import install
 install()
 
 if __name__ == "__main__":
-    from sgl_jax.launch_server import main
+    from sgl_jax.launch_server import main  # pyright: ignore[reportMissingImports]
 
     main()
