@@ -54,6 +54,45 @@ _WITH_JAX = {
     "RankedOffloader": "kvjax.ranks",
 }
 
+__all__ = [
+    "CacheLayout",
+    "ChunkedLocal",
+    "Chunking",
+    "Decision",
+    "FullAttention",
+    "GroupSpec",
+    "GroupStats",
+    "Hit",
+    "JSONLinesEvents",
+    "Job",
+    "JobResult",
+    "KVEvent",
+    "LeafSpec",
+    "Ledger",
+    "LoadPlan",
+    "Lookup",
+    "Mover",
+    "Offloader",
+    "Recurrent",
+    "Restorable",
+    "Scratch",
+    "SlidingWindow",
+    "Stats",
+    "StorePlan",
+    "TierStats",
+    "explain_hit",
+    "layout_from_config",
+    "longest_hit",
+    "next_cut",
+    "plan_load",
+    "plan_store",
+    "register_metrics",
+    "resolve_chunking",
+    "restorable",
+    "retained_from",
+    "store_set",
+]
+
 
 def __getattr__(name: str) -> Any:
     if name == "fused":

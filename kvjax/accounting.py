@@ -104,7 +104,7 @@ class Checkpoints:
     checkpoint_tokens: int | None = None
     positions: tuple[int, ...] = ()
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.rule not in ("dense", "every", "end", "listed"):
             raise ValueError(f"`rule` must be 'dense', 'every', 'end' or 'listed', got {self.rule!r}")
         if (self.rule == "every") != (self.checkpoint_tokens is not None):

@@ -141,7 +141,11 @@ def explain_hit(
     """Returns the longest hit and why it is not longer.
 
     Args:
-        chunking, num_tokens, present, device_tokens, resume_multiple: as in `longest_hit`.
+        chunking: the layout and its chunks.
+        num_tokens: as in `longest_hit`, and so are the others.
+        present: the chunks on the host.
+        device_tokens: the prefix that the device holds.
+        resume_multiple: hits are multiples of it.
 
     Raises:
         ValueError: as `longest_hit`.

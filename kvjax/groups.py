@@ -32,7 +32,7 @@ class SlidingWindow:
 
     window_tokens: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "window_tokens", integer(self.window_tokens, "window_tokens", at_least=1))
 
 
@@ -46,7 +46,7 @@ class ChunkedLocal:
 
     chunk_tokens: int
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         object.__setattr__(self, "chunk_tokens", integer(self.chunk_tokens, "chunk_tokens", at_least=1))
 
 
@@ -111,7 +111,7 @@ class LeafSpec:
     dtype: Any
     layers: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         text(self.name, "name")
         shape = self.block_shape
         if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
@@ -165,7 +165,7 @@ class GroupSpec:
     num_layers: int = 1
     lookahead_tokens: int = 0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         text(self.name, "name")
         of = f" of group {self.name!r}"
         if not isinstance(self.kind, Kind):
@@ -235,7 +235,7 @@ class CacheLayout:
     groups: Sequence[GroupSpec]
     tokens_per_hash: int | None = None
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         given = self.groups
         if isinstance(given, GroupSpec) or not isinstance(given, Iterable):
             raise ValueError(f"`groups` must be a sequence of GroupSpec, got {given!r}")

@@ -73,7 +73,7 @@ def entry() -> NoReturn:
 
 def _run(argv: Sequence[str] | None) -> int:
     try:
-        args = _parser().parse_args(argv)
+        args = parser().parse_args(argv)
     except _UsageError as error:
         return _refuse(str(error))
     except SystemExit as done:  # --help and --version
@@ -84,13 +84,14 @@ def _run(argv: Sequence[str] | None) -> int:
         return _refuse(f"kvjax {args.command}: error: {error}")
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="kvjax", description="plan and inspect the offload of paged KV caches", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"kvjax {kvjax.__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+def parser() -> argparse.ArgumentParser:
+    """Returns the parser of the whole command line."""
+    made = _Parser(prog="kvjax", description="plan and inspect the offload of paged KV caches", allow_abbrev=False)
+    made.add_argument("--version", action="version", version=f"kvjax {kvjax.__version__}")
+    commands = made.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for command in _COMMANDS:
         command.add_parser(commands)
-    return parser
+    return made
 
 
 def _refuse(message: str) -> int:

@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import SingleDeviceSharding
+from jax.sharding import Mesh
 
 from kvjax.chunking import Chunking
 from kvjax.memory.host import HostMemory
@@ -151,10 +151,10 @@ def donation_refusal(device: Any) -> str | None:
 
 
 def _renews_in_place(device: Any) -> bool:
-    sharding = SingleDeviceSharding(device)
-    array = jax.jit(lambda: jnp.ones(1024, jnp.uint32), out_shardings=sharding)()
-    address = array.unsafe_buffer_pointer()
-    renewed = jax.jit(lambda x: x, donate_argnums=0, out_shardings=sharding)(array)
+    with jax.set_mesh(Mesh(np.array([device]), ("device",))):  # the caller's may be of several devices
+        array = jax.jit(lambda: jnp.ones(1024, jnp.uint32))()
+        address = array.unsafe_buffer_pointer()
+        renewed = jax.jit(lambda x: x, donate_argnums=0)(array)
     return renewed.unsafe_buffer_pointer() == address and array.is_deleted()
 
 

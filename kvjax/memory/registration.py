@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 from jax.core import Tracer
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
 from kvjax.groups import CacheLayout, LeafSpec
 from kvjax.memory.shards import Shard, shards_of
@@ -59,7 +59,8 @@ class RegisteredCaches:
         optional: names of the scratch groups' leaves, which may be passed along and are not looked at.
         group_leaves: names of each group's leaves, in layout order, empty for scratch groups.
         devices: the `jax.Device`s that hold the caches, in the order of the mesh if there is one.
-        mesh: the mesh that all leaves are laid out on; `None` if one device holds them all.
+        mesh: the mesh that all leaves are laid out on; `None` if one device holds them all, on no mesh of `Explicit`
+            axes.
     """
 
     leaves: dict[str, RegisteredLeaf]
@@ -181,7 +182,7 @@ def registered(layout: CacheLayout, caches: Mapping[str, Any]) -> RegisteredCach
 
 
 def _devices(shardings: Mapping[str, Sharding]) -> tuple[tuple[Any, ...], Mesh | None]:
-    """The devices of all leaves in order, and their mesh if there are several."""
+    """The devices of all leaves in order, and their mesh if there are several, or if it types arrays."""
     first, *others = shardings.items()
     for name, sharding in others:
         if sharding.device_set != first[1].device_set:
@@ -189,14 +190,15 @@ def _devices(shardings: Mapping[str, Sharding]) -> tuple[tuple[Any, ...], Mesh |
                 f"`caches` must lie on the same devices, got leaf {first[0]!r} on {_names(first[1])} "
                 f"and leaf {name!r} on {_names(sharding)}"
             )
-    if len(first[1].device_set) == 1:
+    if len(first[1].device_set) == 1 and not any(_types_arrays(sharding) for sharding in shardings.values()):
         return tuple(first[1].device_set), None
     meshes: list[tuple[str, Mesh]] = []
     for name, sharding in shardings.items():
         if not isinstance(sharding, NamedSharding):
-            raise ValueError(
-                f"`caches` leaf {name!r} lies on several devices and must have a `NamedSharding`, got {sharding}"
+            lies = (
+                "on several devices" if len(sharding.device_set) > 1 else "beside leaves of a mesh of `Explicit` axes"
             )
+            raise ValueError(f"`caches` leaf {name!r} lies {lies} and must have a `NamedSharding`, got {sharding}")
         if not isinstance(sharding.mesh, Mesh):
             raise ValueError(f"`caches` leaf {name!r} must have a sharding over a concrete mesh, got {sharding}")
         if sharding.mesh != first[1].mesh:  # pyright: ignore[reportAttributeAccessIssue]
@@ -207,6 +209,11 @@ def _devices(shardings: Mapping[str, Sharding]) -> tuple[tuple[Any, ...], Mesh |
         meshes.append((name, sharding.mesh))
     mesh = meshes[0][1]
     return tuple(mesh.devices.flat), mesh
+
+
+def _types_arrays(sharding: Sharding) -> bool:
+    """Whether the type of an array says how it is split, so that plain indexing and reshapes of it are refused."""
+    return isinstance(sharding, NamedSharding) and AxisType.Explicit in sharding.mesh.axis_types
 
 
 def _names(sharding: Sharding) -> str:

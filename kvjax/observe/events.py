@@ -35,7 +35,7 @@ class KVEvent:
     token_spans: tuple[tuple[int, int], ...]
     reason: Literal["", "evicted", "invalidated", "failed"] = ""
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if len(self.keys) != len(self.token_spans):
             raise ValueError(
                 f"`token_spans` must hold one span for each of {len(self.keys)} keys, got {len(self.token_spans)}"

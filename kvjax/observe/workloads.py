@@ -72,7 +72,7 @@ class Workload:
     scan_share: float = 0.25
     zipf: float = 1.0
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         if self.kind not in KINDS:
             raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, got {self.kind!r}")
         for name, value in asdict(self).items():

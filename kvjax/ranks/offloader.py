@@ -54,7 +54,7 @@ class RankedOffloader:
         self._calls = hashlib.blake2b(digest_size=8)
         self._open: list[GatedLoad] = []
         self._ended: list[Job] = []
-        self._loadable: set[Hashable] = set()
+        self._loadable: set[Hashable] = set()  # requests whose last lookup found something to load
         self._together("start", lambda: (described(offloader), None))
 
     @property
@@ -158,7 +158,6 @@ class RankedOffloader:
         load: Any = job.work
         shared = tuple(one for one in self._open if one.load in load.after)
         self._open.append(GatedLoad(job, load, gates[0], shared, limit))
-        self._loadable.discard(request_id)
         return caches, job
 
     def store(

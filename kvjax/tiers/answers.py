@@ -3,7 +3,7 @@
 import threading
 from collections.abc import Iterable
 from concurrent.futures import Future
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from kvjax.tiers.deadlines import copy_of
 
@@ -62,7 +62,7 @@ class Answer(Future[T]):
         return self.set_running_or_notify_cancel()
 
 
-def fail_all(answers: Iterable[Answer], error: Exception) -> None:
+def fail_all(answers: Iterable[Answer[Any]], error: Exception) -> None:
     """Ends all answers that are still wanted with errors equal to `error`."""
     for answer in answers:
         answer.fail(error)

@@ -52,7 +52,7 @@ class FileStore(Store):
         self._values = open_store({"driver": "file", "path": f"{self._root}/"}, {"file_io_sync": False})
         self._spare = threading.local()
 
-    def write(self, name: EntryName, frame: memoryview, future: Handover) -> bool:
+    def write(self, name: EntryName, frame: memoryview, future: Handover[bool]) -> bool:
         """See `Store.write`."""
         self._make_way(name)
         try:
@@ -61,7 +61,7 @@ class FileStore(Store):
             raise store_failure(self.name, error) from None
         return bool(stamp.generation)
 
-    def read(self, name: EntryName, buffer: memoryview, future: Handover) -> int:
+    def read(self, name: EntryName, buffer: memoryview, future: Handover[int]) -> int:
         """See `Store.read`."""
         with self._told(missing=name):
             file = self._open_at_once(name.text) or self._open(name.text)
@@ -154,7 +154,7 @@ class FileStore(Store):
         with self._folder(folder) as at:
             return os.open(leaf, os.O_RDONLY | _FILE, dir_fd=at)
 
-    def _read(self, file: int, buffer: memoryview, future: Handover, name: EntryName) -> int:
+    def _read(self, file: int, buffer: memoryview, future: Handover[int], name: EntryName) -> int:
         info = os.fstat(file)
         if not stat.S_ISREG(info.st_mode):
             raise KeyError(name)
@@ -175,7 +175,7 @@ class FileStore(Store):
             with contextlib.suppress(OSError):  # the order of use is worth no failure
                 os.utime(file)
 
-    def _read_slowly(self, file: int, to: memoryview, at: int, future: Handover) -> int:
+    def _read_slowly(self, file: int, to: memoryview, at: int, future: Handover[int]) -> int:
         spare = getattr(self._spare, "buffer", None)
         if spare is None:
             spare = self._spare.buffer = memoryview(bytearray(_PIECE_BYTES))

@@ -48,7 +48,7 @@ class ObjectStore(Store):
         except STORE_ERRORS as error:
             raise ValueError(f"{url!r} cannot be used: {store_failure(url, error)}") from None
 
-    def write(self, name: EntryName, frame: memoryview, future: Handover) -> bool:
+    def write(self, name: EntryName, frame: memoryview, future: Handover[bool]) -> bool:
         """See `Store.write`."""
         try:
             stamp = future.touch(lambda: self._values.write(name.text, contents(frame), if_equal=self._absent)).result()
@@ -56,7 +56,7 @@ class ObjectStore(Store):
             raise store_failure(self.name, error) from None
         return bool(stamp.generation)
 
-    def read(self, name: EntryName, buffer: memoryview, future: Handover) -> int:
+    def read(self, name: EntryName, buffer: memoryview, future: Handover[int]) -> int:
         """See `Store.read`. A second request at the same time asks for the byte after the last one."""
         wanted = len(buffer)
         value, beyond = (self._values.read(name.text, byte_range=part) for part in _parts(wanted))

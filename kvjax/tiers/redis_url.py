@@ -153,12 +153,12 @@ def _options(query: str) -> dict[str, Any]:
     pairs = parse_qsl(query, keep_blank_values=True)
     options: dict[str, Any] = {}
     for name, value in pairs:
-        if name not in _READERS:
+        if name not in READERS:
             came = repr(name) if _OPTION_NAME.fullmatch(name) else "something else"
-            raise ValueError(f"options in `url` must be of {', '.join(sorted(_READERS))}, got {came}")
+            raise ValueError(f"options in `url` must be of {', '.join(sorted(READERS))}, got {came}")
         if name in options:
             raise ValueError(f"`{name}` in `url` must be given once, got it twice")
-        options[name] = _READERS[name](value)
+        options[name] = READERS[name](value)
     return options
 
 
@@ -205,7 +205,7 @@ def _verify(value: str) -> bool:
     return value == "true"
 
 
-_READERS: dict[str, Callable[[str], Any]] = {
+READERS: dict[str, Callable[[str], Any]] = {
     "connections": _number("connections"),
     "db": _number("db"),
     "max_bytes": _size("max_bytes"),

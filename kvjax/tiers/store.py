@@ -47,12 +47,12 @@ class Store(ABC):
         self.name = name
 
     @abstractmethod
-    def write(self, name: EntryName, frame: memoryview, future: Handover) -> bool:
+    def write(self, name: EntryName, frame: memoryview, future: Handover[bool]) -> bool:
         """Writes an entry as a whole, unless there is one, and returns whether it did. `frame` is touched through
         `future` only."""
 
     @abstractmethod
-    def read(self, name: EntryName, buffer: memoryview, future: Handover) -> int:
+    def read(self, name: EntryName, buffer: memoryview, future: Handover[int]) -> int:
         """Reads as much of an entry as fits, and returns how many bytes it has, or any number above `len(buffer)`.
         `buffer` is touched through `future` only.
 

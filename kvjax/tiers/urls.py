@@ -14,7 +14,7 @@ _FORMS = "file:///path, s3://bucket/path/, gs://bucket/path/, redis://, rediss:/
 _REDIS = ("redis", "rediss", "redis+unix")
 _COMMON = ("max_bytes", "write", "timeout_s", "max_pending_bytes")
 _ANY_REGION = "us-east-1"
-_OPTIONS = {"file": _COMMON, "gs": _COMMON, "s3": (*_COMMON, "endpoint", "region")}
+OPTIONS: dict[str, tuple[str, ...]] = {"file": _COMMON, "gs": _COMMON, "s3": (*_COMMON, "endpoint", "region")}
 _OBJECT_THREADS = 16  # requests wait for the network, not for a CPU
 
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f]")
@@ -51,7 +51,7 @@ def open_tier(url: str, *, show_progress: bool | None = None) -> Tier:
     if _CONTROL.search(url):
         raise ValueError("`url` must hold no control characters")
     scheme = url.partition("://")[0]
-    if scheme == url or not (scheme in _OPTIONS or scheme in _REDIS):
+    if scheme == url or not (scheme in OPTIONS or scheme in _REDIS):
         raise ValueError(f"`url` must be {_FORMS}, got {_shown(scheme, url)}")
     try:
         if scheme in _REDIS:
@@ -116,7 +116,7 @@ def _path(parts: SplitResult) -> str:
 
 
 def _options(parts: SplitResult) -> dict[str, str]:
-    known = _OPTIONS[parts.scheme]
+    known = OPTIONS[parts.scheme]
     try:
         pairs = parse_qsl(parts.query, keep_blank_values=True, strict_parsing=bool(parts.query), errors="strict")
     except ValueError:

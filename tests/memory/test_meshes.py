@@ -4,10 +4,12 @@ import jax
 import numpy as np
 import pytest
 from jax._src.sharding_impls import GSPMDSharding
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import kvjax
+from kvjax import CacheLayout, FullAttention, GroupSpec, LeafSpec
 from kvjax.memory.direct import DirectTransport
+from kvjax.memory.registration import register
 from kvjax.mover import Mover
 from kvjax.packing import blocks_in_chunk, cut_into_units, unit_bytes
 from kvjax.plan import GroupMoves, LoadPlan, StorePlan
@@ -65,6 +67,35 @@ def test_chunks_come_back_bit_by_bit_and_nothing_else_changes(split, transfer, s
 @pytest.mark.parametrize("split", ["one device", "heads over 4", "heads over 8"])
 def test_pinned_pools_take_what_is_held_once(split):
     check_round_trip(*make(SPLIT, split, transfer="pinned"))
+
+
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2)])
+def test_meshes_of_explicit_axes_are_taken_within_their_context(shape, transfer):
+    """sglang-jax lays its pools out so, also on one device: reshapes were refused there, and within its mesh of
+    several devices the check of what the backend donates."""
+    mesh = Mesh(mesh_of(*shape).devices, ("data", "model"), axis_types=(AxisType.Explicit,) * 2)
+    leaf = LeafSpec("k", (4, 8, 3), "bfloat16")
+    layout = CacheLayout([GroupSpec("full", FullAttention(), 4, (leaf,))])
+    chunking = kvjax.resolve_chunking(layout)
+    units = cut_into_units(chunking, unit_bytes(chunking, 8))
+    with jax.set_mesh(mesh):
+        sharding = NamedSharding(mesh, PartitionSpec("data", None, "model", None))
+        (host,) = make_caches(layout, NUM_BLOCKS, seed=5).values()
+        caches = {"k": jax.device_put(np.asarray(host), sharding)}
+        mover = Mover(chunking, units, caches, num_units=NUM_UNITS, transfer=transfer, show_progress=False)
+        check_round_trip(mover, chunking, units, caches)
+
+
+def test_a_leaf_without_a_mesh_beside_one_of_explicit_axes_is_refused():
+    mesh = Mesh(mesh_of(1).devices, ("data",), axis_types=(AxisType.Explicit,))
+    layout = CacheLayout(
+        [GroupSpec("full", FullAttention(), 4, (LeafSpec("k", (4,), "int8"), LeafSpec("v", (4,), "int8")))]
+    )
+    caches = make_caches(layout, NUM_BLOCKS, seed=5)
+    caches["k"] = jax.device_put(caches["k"], NamedSharding(mesh, PartitionSpec("data")))
+    with pytest.raises(ValueError, match="leaf 'v' lies beside leaves of a mesh of `Explicit` axes and must have a"):
+        register(layout, caches)
 
 
 def check_round_trip(mover, chunking, units, caches):

@@ -1,5 +1,6 @@
 """Ranks that keep chunks of their own: they resume at one position, and a load is good on all of them or on none."""
 
+import threading
 import time
 
 import numpy as np
@@ -86,6 +87,30 @@ class TestLookups:
         with pytest.raises(RanksDifferError, match="must call 'lookup' with the same"):
             on_ranks(2, layouts.GEMMA, script)
 
+    def test_ranks_that_lose_chunks_while_they_decide_restore_nothing(self):
+        """As often as they look again, one of them has less than the sets say."""
+
+        def script(engine):
+            engine.serve("first", PROMPT)
+            if engine.rank == 1:
+                engine.local.invalidate()
+                engine.serve_alone("part", PROMPT[:24])
+                looks = engine.local.look_again
+                limits = [16, 8]
+
+                def look_again(request_id, *, ranks, max_load_tokens):
+                    return looks(request_id, ranks=ranks, max_load_tokens=limits.pop(0) if limits else max_load_tokens)
+
+                engine.local.look_again = look_again
+            before = engine.channel.count
+            request = Served("again", PROMPT)
+            hit_tokens = engine.look_up(request).hit_tokens
+            taken = engine.channel.count - before
+            engine.finish(request)
+            return hit_tokens, taken
+
+        assert on_ranks(2, layouts.ALL["uniform"], script) == [(0, 7), (0, 7)]
+
     def test_checkpoints_are_those_of_all_ranks(self):
         """A junction that one rank alone knows of is one for all: all of them must end a step there."""
 
@@ -167,6 +192,54 @@ class TestLoads:
             return result.ok, result.error, took < 5
 
         assert on_ranks(2, layouts.GEMMA, script) == [(False, "rank 1: not done by its deadline", True)] * 2
+
+    def test_a_deadline_of_the_offloader_holds_for_loads_that_name_none(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            if engine.rank == 1:
+                engine.faults.choose = FaultsAt({("load", 0): Fault.HANG})
+            result = engine.ranked.wait(engine.load(request), timeout_s=10)
+            engine.faults.release()
+            engine.loaded(request, result)
+            engine.finish(request)
+            return result.error
+
+        assert on_ranks(2, layouts.GEMMA, script, deadline_s=0.2) == ["rank 1: not done by its deadline"] * 2
+
+    def test_waiting_for_a_load_waits_for_those_whose_blocks_it_shares(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            first, second = Served("a", PROMPT), Served("b", PROMPT)
+            engine.look_up(first)
+            if engine.rank == 1:
+                engine.faults.choose = FaultsAt({("load", 0): Fault.HANG})
+                threading.Timer(0.2, engine.faults.release).start()
+            engine.load(first)
+            engine.look_up(second)
+            waited = engine.ranked.wait(engine.load(second, share=True))
+            told = engine.ranked.poll()
+            engine.loaded(first, told[0])
+            engine.loaded(second, waited)
+            for request in (first, second):
+                engine.finish(request)
+            return waited.ok, [result.request_id for result in told]
+
+        assert on_ranks(2, layouts.GEMMA, script) == [(True, ["a"])] * 2
+
+    def test_a_load_of_nothing_exchanges_nothing(self):
+        def script(engine):
+            request = Served("first", PROMPT)
+            engine.look_up(request)
+            before = engine.channel.count
+            job = engine.load(request)
+            results = [engine.ranked.wait(job), *engine.ranked.poll()]
+            engine.loaded(request, results[0])
+            engine.finish(request)
+            return [(result.ok, result.valid_tokens) for result in results], engine.channel.count - before
+
+        assert on_ranks(2, layouts.GEMMA, script) == [([(True, 0)], 0)] * 2
 
     def test_what_is_computed_before_the_ranks_agree_is_stored_only_if_they_do(self):
         """Ranks compute each layer together: garbage on one of them is garbage on all."""
@@ -278,7 +351,7 @@ class TestRanksThatFail:
             return job.result
 
         first, _ = run_ranks(2, work)
-        assert not first.ok
+        assert (first.ok, first.error) == (False, "cancelled")
 
     @pytest.mark.parametrize(
         ("other", "message"),
@@ -305,6 +378,48 @@ class TestRanksThatFail:
         assert message in str(one)
         assert isinstance(two, (RanksDifferError, ValueError)), two
 
+    def test_ranks_in_other_calls_are_told(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
+            engine.serve("first", PROMPT)
+            request = Served("a", PROMPT)
+            engine.look_up(request)
+            job = engine.load(request) if rank else None
+            try:
+                engine.ranked.wait(job) if rank else engine.ranked.lookup("b", PROMPT)
+            finally:
+                engine.ranked.close()
+
+        outcomes = run_ranks(2, work)
+        assert [type(one) for one in outcomes] == [RanksDifferError] * 2
+        assert "must make the same calls in the same order, got 'lookup' on rank 0 and 'wait' on rank 1" in str(
+            outcomes[0]
+        )
+
+    @pytest.mark.parametrize("prompt", [PROMPT + 1, "text"], ids=["differs", "fails"])
+    def test_after_ranks_differed_nothing_but_closing_goes(self, prompt):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
+            with pytest.raises((RanksDifferError, ValueError)):
+                engine.ranked.lookup("a", prompt if rank else PROMPT)
+            with pytest.raises(RanksError, match="must be made anew after an error"):
+                engine.ranked.lookup("b", PROMPT)
+            with pytest.raises(RanksError, match="must be made anew after an error"):
+                engine.ranked.finish("a")
+            engine.ranked.close()
+
+        assert run_ranks(2, work) == [None, None]
+
+    def test_ranks_of_other_versions_are_told(self):
+        def work(rank, hub):
+            if rank:
+                return hub.channel(rank).exchange(b'[0,"start",null,null,""]', 20.0)
+            return RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
+
+        one, _ = run_ranks(2, work)
+        assert isinstance(one, RanksDifferError)
+        assert "rank 1 must speak version 1 of the messages" in str(one)
+
     def test_a_call_that_one_rank_left_out_is_found_out_at_the_next_exchange(self):
         def work(rank, hub):
             engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
@@ -319,14 +434,40 @@ class TestRanksThatFail:
 
         assert [type(one) for one in run_ranks(2, work)] == [RanksDifferError] * 2
 
-    def test_ranks_with_other_options_are_refused_at_the_start(self):
+    @pytest.mark.parametrize(
+        ("name", "values"),
+        [("blocks_per_chunk", (1, 2)), ("checkpoint_tokens", (None, 16)), ("store_after", (1, 2)), ("model", "ab")],
+    )
+    def test_ranks_with_other_options_are_refused_at_the_start(self, name, values):
         def work(rank, hub):
-            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16, blocks_per_chunk=1 + rank)
+            engine = RankedEngine(
+                rank, hub, layouts.GEMMA, **{"host_bytes": 1 << 16, "checkpoint_tokens": None, name: values[rank]}
+            )
             engine.ranked.close()
 
         outcomes = run_ranks(2, work)
         assert [type(one) for one in outcomes] == [RanksDifferError] * 2
         assert "must call 'start' with the same" in str(outcomes[0])
+
+    def test_a_load_that_a_rank_gave_up_by_itself_ends_the_group(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16, timeout_s=0.5)
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            job = engine.load(request)
+            if rank:
+                engine.local.cancel(job)
+            try:
+                engine.ranked.wait(job)
+                engine.ranked.lookup("b", PROMPT)
+            finally:
+                engine.ranked.close()
+
+        one, two = run_ranks(2, work)
+        assert isinstance(one, RankLostError)
+        assert isinstance(two, RanksDifferError)
+        assert "a load of 'again' ended otherwise on rank 1" in str(two)
 
     def test_what_is_no_offloader_is_refused(self):
         with pytest.raises(ValueError, match="`offloader` must be an Offloader, got 3"):

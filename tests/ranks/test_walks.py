@@ -84,6 +84,8 @@ def walk(layout, seed, num_ranks, steps=70):
             engine.offloader.finish(request.request_id)
             engine.drop_blocks(request)
         engine.ranked.wait()
+        assert not engine.ranked._open, "all loads have ended"
+        assert not engine.ranked._loadable, "nothing is remembered of requests that finished"
         return walked.seen, engine.bytes_compared, engine.faults.counts.total()
 
     return on_ranks(num_ranks, layout, script, host_bytes=16000)

@@ -1,0 +1,1 @@
+"""What the documentation takes from the code; `docs/make.py` writes it."""

@@ -1,0 +1,126 @@
+"""Putting the host pool into a sglang-jax, or saying why it cannot be. A stand-in of its module is enough."""
+
+import abc
+import subprocess
+import sys
+from types import ModuleType
+
+import ml_dtypes
+import pytest
+
+from kvjax.serving.sglang_jax import HostPool, install, uninstall
+from tests.support.sglang_jax_calls import mesh_of, mha_pool
+
+NAME = "sgl_jax.srt.mem_cache.host_kv_pool"
+
+
+class HostKVPool(abc.ABC):
+    @abc.abstractmethod
+    def reserve(self): ...
+
+
+class LRUHostKVPool(HostKVPool):
+    def __init__(
+        self,
+        device_pool,
+        pool_size,
+        page_size,
+        layer_num,
+        per_layer_shape,
+        dtype,
+        mesh,
+        partition_spec,
+        *,
+        pool_name="",
+    ): ...
+    def reserve(self): ...
+    def release(self, buffer_id): ...
+    def alloc(self, need_pages): ...
+    def free(self, host_page_ids): ...
+    def available_size(self): ...
+    def total_size(self): ...
+    def inc_lock_ref(self, buffer_id): ...
+    def dec_lock_ref(self, buffer_id): ...
+    def stage_backup(self, device_indices, host_buffer_ids): ...
+    def flush_backup(self, host_buffer_ids): ...
+    def stage_load(self, host_buffer_ids): ...
+    def flush_load(self, host_buffer_ids, device_indices): ...
+    def copy_into(self, device_indices, host_buffer_ids): ...
+    def copy_to_device(self, host_buffer_ids, device_indices): ...
+    def precompile_transfers(self, max_pages=None): ...
+
+
+@pytest.fixture
+def module(monkeypatch):
+    """The module that HiCache takes its pool from."""
+    parts = NAME.split(".")
+    for count in range(1, len(parts)):
+        package = ModuleType(".".join(parts[:count]))
+        package.__path__ = []
+        monkeypatch.setitem(sys.modules, package.__name__, package)
+    module = ModuleType(NAME)
+    module.HostKVPool, module.LRUHostKVPool = HostKVPool, LRUHostKVPool
+    monkeypatch.setitem(sys.modules, NAME, module)
+    return module
+
+
+def test_the_pool_is_replaced_and_put_back(module):
+    install(transfer="staged")
+    install(transfer="direct")
+    device = mha_pool(mesh_of(1, 1), ml_dtypes.bfloat16)
+    pool = module.LRUHostKVPool(
+        device_pool=device,
+        pool_size=2,
+        page_size=4,
+        layer_num=2,
+        per_layer_shape=(),
+        dtype=None,
+        mesh=None,
+        partition_spec=None,
+    )
+    assert isinstance(pool, HostPool)
+    assert isinstance(pool, HostKVPool)
+    assert pool.transfer == "direct"
+    uninstall()
+    assert module.LRUHostKVPool is LRUHostKVPool
+    uninstall()
+    assert module.LRUHostKVPool is LRUHostKVPool
+
+
+def test_without_sglang_jax_it_says_so(monkeypatch):
+    monkeypatch.setitem(sys.modules, "sgl_jax", None)
+    with pytest.raises(ImportError, match=f"`{NAME}` must be importable, as sglang-jax at its main has it"):
+        install()
+
+
+@pytest.mark.parametrize("name", ["HostKVPool", "LRUHostKVPool"])
+def test_one_without_hicache_is_refused(module, name):
+    delattr(module, name)
+    with pytest.raises(ImportError, match=f"must have `{name}`, the installed sglang-jax has another host pool"):
+        install()
+
+
+def test_one_that_lacks_a_method_is_refused_and_left_alone(module):
+    class Older(LRUHostKVPool):
+        flush_load = None
+
+    module.LRUHostKVPool = Older
+    with pytest.raises(
+        RuntimeError, match=r"`LRUHostKVPool.flush_load` .* must take \(host_buffer_ids, device_indices\), got no such"
+    ):
+        install()
+    assert module.LRUHostKVPool is Older
+
+
+def test_one_that_calls_a_method_otherwise_is_refused(module):
+    class Newer(LRUHostKVPool):
+        def alloc(self, need_pages, priority=0): ...
+
+    module.LRUHostKVPool = Newer
+    with pytest.raises(RuntimeError, match=r"`.*alloc` .* must take \(need_pages\), got \(need_pages, priority\)"):
+        install()
+
+
+def test_the_adapter_is_imported_without_sglang_jax():
+    code = "import sys, kvjax.serving.sglang_jax; sys.exit('sgl_jax' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
