@@ -108,6 +108,20 @@ def test_conversations_read_what_they_wrote(connector, groups, late):
     assert preemptions > 0
 
 
+@pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])
+@pytest.mark.parametrize("chunking", [{"blocks_per_chunk": 2}, {"blocks_per_chunk": "auto", "min_chunk_bytes": 2048}])
+def test_chunks_of_several_blocks_read_what_was_written(connector, groups, chunking):
+    engine = engine_of(connector, groups, num_blocks=BLOCKS[len(groups)], late=True, extra=chunking)
+    conversations(engine, np.random.default_rng(0))
+    engine.add(request_of(engine, "first", list(range(100))))
+    engine.run()
+    engine.add(request_of(engine, "again", list(range(100))))
+    engine.run()
+    assert max(count or 0 for count in engine.books().chunking.blocks_per_chunk) > 1
+    assert engine.books().counts.loaded_by_group.sum() > 0
+    engine.books().check_integrity()
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
 def test_states_of_many_checkpoints_are_those_of_their_tokens(connector, late):
     restored = 0
