@@ -108,6 +108,31 @@ def test_conversations_read_what_they_wrote(connector, groups, late):
     assert preemptions > 0
 
 
+@pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])
+@pytest.mark.parametrize("chunking", [{"blocks_per_chunk": 2}, {"blocks_per_chunk": "auto", "min_chunk_bytes": 2048}])
+def test_chunks_of_several_blocks_read_what_was_written(connector, groups, chunking):
+    engine = engine_of(connector, groups, num_blocks=BLOCKS[len(groups)], late=True, extra=chunking)
+    conversations(engine, np.random.default_rng(0))
+    engine.add(request_of(engine, "first", list(range(100))))
+    engine.run()
+    engine.add(request_of(engine, "again", list(range(100))))
+    engine.run()
+    assert max(count or 0 for count in engine.books().chunking.blocks_per_chunk) > 1
+    assert engine.books().counts.loaded_by_group.sum() > 0
+    engine.books().check_integrity()
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
+def test_states_of_many_checkpoints_are_those_of_their_tokens(connector, late):
+    restored = 0
+    for seed in range(3):
+        extra = {"checkpoint_tokens": 16}
+        engine = engine_of(connector, STATES, num_blocks=BLOCKS[3], late=late, extra=extra)
+        conversations(engine, np.random.default_rng(seed))
+        restored += engine.restored_tokens
+    assert restored > 0
+
+
 class Slow:
     """A transfer that ends some polls later."""
 
@@ -210,6 +235,18 @@ def test_an_abort_while_a_load_is_under_way_frees_the_blocks_when_it_has_ended(c
     assert not engine.worker._worker._states._held
 
 
+def test_a_preempted_request_waits_for_what_it_computed_and_is_restored(connector):
+    engine = engine_of(connector, MIXED)
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(3), fails=0)
+    engine.add(request_of(engine, "a", list(range(100)), max_tokens=40))
+    while engine.requests["a"].num_known < 130:
+        engine.step()
+    engine._preempt(engine.running.pop())
+    engine.run()
+    assert engine.restored_tokens == 128
+    engine.books().check_integrity()
+
+
 @pytest.mark.parametrize("groups", [MIXED, STATES], ids=["mixed", "states"])
 def test_nothing_of_old_weights_is_restored_after_a_reset(connector, groups):
     """As vLLM resets for new weights: what runs is preempted, then all caches are told to forget."""
@@ -232,17 +269,22 @@ def test_nothing_of_old_weights_is_restored_after_a_reset(connector, groups):
     engine.books().check_integrity()
 
 
-def test_a_request_that_began_before_the_books_and_a_reset_stores_nothing(connector):
+@pytest.mark.parametrize("preempted", [False, True], ids=["running", "preempted"])
+def test_a_request_that_began_before_the_books_and_a_reset_stores_nothing(connector, preempted):
     """The scheduler's side has books from the first report on; what runs by then is unknown to them."""
     engine = engine_of(connector, MIXED, late=True)
-    engine.add(request_of(engine, "a", list(range(150)), max_tokens=20))
+    engine.add(request_of(engine, "a", list(range(32)), max_tokens=20))
     engine.step()
     assert engine.scheduler._books.books is None
+    if preempted:
+        engine._preempt(engine.running.pop())
     assert engine.scheduler.reset_cache() is True
+    engine.process(*engine.pending.pop())
+    stored = engine.scheduler._books.books.ledger.counts
+    engine.step()
+    assert not engine.scheduler._books._open
     engine.run()
-    engine.add(request_of(engine, "again", list(range(150)), max_tokens=20))
-    engine.run()
-    assert engine.restored_tokens == 0
+    assert (stored.chunks_stored > 0) is preempted, "what it computed anew is good"
 
 
 def test_a_request_that_runs_through_a_reset_stores_nothing(connector):
@@ -277,10 +319,11 @@ def test_a_request_that_loads_through_a_reset_stores_nothing(connector):
 
 
 def test_a_pool_that_dies_costs_computing_and_nothing_else(connector, monkeypatch):
-    engine = engine_of(connector, STATES)
-    tokens = list(range(100))
-    engine.add(request_of(engine, "first", tokens))
-    engine.run()
+    engine = engine_of(connector, MIXED)
+    first, other = list(range(100)), list(range(500, 600))
+    for name, tokens in (("first", first), ("other", other)):
+        engine.add(request_of(engine, name, tokens))
+        engine.run()
     mover = engine.worker._worker.mover
 
     def dies(caches, plan):
@@ -289,14 +332,14 @@ def test_a_pool_that_dies_costs_computing_and_nothing_else(connector, monkeypatc
     with monkeypatch.context() as broken:
         broken.setattr(mover, "load", dies)
         broken.setattr(mover, "revive", lambda: True)
-        engine.add(request_of(engine, "again", tokens))
+        engine.add(request_of(engine, "first again", first))
         engine.run()
-    assert engine.failed_loads == 1
     restored = [engine.restored_tokens]
-    for name in ("thrice", "a fourth time"):
-        engine.add(request_of(engine, name, tokens))
+    for name in ("other again", "other a third time"):
+        engine.add(request_of(engine, name, other))
         engine.run()
         restored.append(engine.restored_tokens)
+    assert engine.failed_loads == 1
     assert restored == [96, 96, 192], "one that fails, one that finds nothing, one that is restored"
     engine.books().check_integrity()
 

@@ -32,7 +32,7 @@ CONFIG = {
 MAX_SEQS, MAX_TOKENS = 4, 512
 
 
-def vllm_config_of(path, *, extra, prefix_caching, ahead):
+def vllm_config_of(path, *, extra, prefix_caching, ahead, mamba):
     from vllm import config
 
     path.joinpath("config.json").write_text(json.dumps(CONFIG))
@@ -46,7 +46,7 @@ def vllm_config_of(path, *, extra, prefix_caching, ahead):
             is_encoder_decoder=False,
             async_scheduling=ahead,
         ),
-        cache_config=config.CacheConfig(block_size=16, enable_prefix_caching=prefix_caching),
+        cache_config=config.CacheConfig(block_size=16, enable_prefix_caching=prefix_caching, **mamba),
         kv_transfer_config=config.KVTransferConfig(
             kv_connector="KvjaxConnector",
             kv_connector_module_path="kvjax.serving.vllm",
@@ -72,7 +72,10 @@ def spec_of(group):
             return specs.ChunkedLocalAttentionSpec(attention_chunk_size=chunk_tokens, **heads)
         case Recurrent():
             return specs.MambaSpec(
-                block_size=MAX_TOKENS, shapes=((3, 4), (2, 4)), dtypes=(torch.bfloat16, torch.float32)
+                block_size=group.tokens_per_block,
+                shapes=((3, 4), (2, 4)),
+                dtypes=(torch.bfloat16, torch.float32),
+                mamba_cache_mode="align" if group.in_blocks else "none",
             )
 
 
@@ -91,7 +94,9 @@ class VllmEngine:
         from vllm.v1.structured_output import StructuredOutputManager
 
         extra = {"host_bytes": host_bytes, "tiers": list(tiers)}
-        self.config = vllm_config_of(path, extra=extra, prefix_caching=prefix_caching, ahead=ahead)
+        in_blocks = any(group.in_blocks for group in groups)
+        mamba = {"mamba_cache_mode": "align", "mamba_block_size": 16} if in_blocks else {}
+        self.config = vllm_config_of(path, extra=extra, prefix_caching=prefix_caching, ahead=ahead, mamba=mamba)
         self.config.cache_config.num_gpu_blocks = num_blocks
         listed = [
             KVCacheGroupSpec([f"layer{g}.{place}" for place in group.places], spec_of(group))
@@ -165,7 +170,10 @@ class VllmEngine:
             else:
                 for table, one in zip(self.tables[request_id], ids or (), strict=False):
                     table += one
-        self.runner.update_states(output.num_scheduled_tokens, gone)
+        if hasattr(self.runner, "update"):
+            self.runner.update(output)
+        else:
+            self.runner.update_states(output.num_scheduled_tokens, gone)
         output.kv_connector_metadata = orders
         with set_forward_context(None, self.config), Mixin.maybe_get_kv_connector_output(output) as told:
             self.runner.forward(
@@ -237,6 +245,7 @@ def converse(engine, rng, *, turns, many=4):
 
 MIXED = [Group(FullAttention(), 16, (0,)), Group(SlidingWindow(40), 16, (0, 1)), Group(ChunkedLocal(64), 16, (2,))]
 STATES = [Group(FullAttention(), 16, (0,)), Group(Recurrent(), MAX_TOKENS, (1, 2))]
+ALIGNED = [Group(FullAttention(), 16, (0,)), Group(Recurrent(), 16, (1, 2), in_blocks=True)]
 UNIFORM = [Group(FullAttention(), 16, (0, 1))]
 CASES = [
     pytest.param(MIXED, True, False, id="mixed"),
@@ -244,6 +253,8 @@ CASES = [
     pytest.param(MIXED, False, False, id="mixed without prefix caching"),
     pytest.param(STATES, False, False, id="states"),
     pytest.param(STATES, False, True, id="states ahead"),
+    pytest.param(ALIGNED, True, False, id="states in blocks"),
+    pytest.param(ALIGNED, True, True, id="states in blocks ahead"),
     pytest.param(UNIFORM, True, False, id="uniform"),
 ]
 
@@ -264,6 +275,17 @@ def test_vllm_computes_what_could_not_be_loaded(tmp_path, groups, prefix_caching
     converse(engine, rng, turns=6)
     assert engine.books.counts.loads_failed > 0
     assert engine.books.counts.loaded_by_group.all(), "chunks of each group came back"
+
+
+@pytest.mark.parametrize("num_tokens", [150, 160])
+def test_a_prompt_that_comes_again_is_restored_to_its_last_block_where_states_are_in_blocks(tmp_path, num_tokens):
+    """vLLM ends a step there; `docs/serving/vllm.md` tells the figures."""
+    engine = VllmEngine(tmp_path, ALIGNED, num_blocks=100)
+    for name in ("first", "again"):
+        engine.add(Request(name, list(range(num_tokens + 30)), num_tokens, 20, 16))
+        engine.run()
+        assert engine.scheduler.reset_prefix_cache()
+    assert engine.books.counts.hit_tokens == 144
 
 
 @pytest.mark.parametrize("ahead", [False, True], ids=["in step", "ahead"])

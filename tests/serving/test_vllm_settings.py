@@ -8,6 +8,7 @@ from dataclasses import MISSING, fields
 from pathlib import Path
 from types import SimpleNamespace
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -146,10 +147,19 @@ def test_groups_are_named_by_kind_and_place():
     ]
 
 
+def test_states_are_in_slots_or_in_blocks():
+    config = config_of(MIXED, 10, 8)
+    assert [group.has_slots for group in groups_of(config)] == [False, False, True]
+    config.kv_cache_groups[2].kv_cache_spec.mamba_cache_mode = "align"
+    config.kv_cache_groups[2].kv_cache_spec.block_size = 16
+    in_blocks = groups_of(config)[2]
+    assert (in_blocks.tokens_per_block, in_blocks.has_slots) == (16, False)
+
+
 def test_specs_that_cannot_be_restored_are_refused():
     config = config_of(MIXED, 10, 8)
-    config.kv_cache_groups[2].kv_cache_spec.mamba_cache_mode = "align"
-    with pytest.raises(ValueError, match=r"`mamba_cache_mode` must be 'none' with kvjax .*, got 'align'"):
+    config.kv_cache_groups[2].kv_cache_spec.mamba_cache_mode = "all"
+    with pytest.raises(ValueError, match="`mamba_cache_mode` must be 'none' or 'align' with kvjax, got 'all'"):
         groups_of(config)
     config = config_of(MIXED, 10, 8)
     config.kv_cache_groups[0].is_eagle_group = True
@@ -254,3 +264,13 @@ def test_states_need_a_runner_that_tells_slots(monkeypatch):
     )
     with pytest.raises(ValueError, match="must tell the slots of states"):
         connector_of(monkeypatch).register_runner(runner)
+
+
+def test_several_processes_are_refused(monkeypatch):
+    runner = SimpleNamespace(
+        kv_caches=[jnp.zeros((10, 16))], layer_name_to_kvcache_index={"layer0.0": 0}, input_batch=SimpleNamespace()
+    )
+    connector = connector_of(monkeypatch, listed=MIXED[:1])
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with pytest.raises(ValueError, match="must be used with one process that holds all devices, got 2"):
+        connector.register_runner(runner)

@@ -30,11 +30,13 @@ def digest(*parts: bytes) -> bytes:
 
 @dataclass
 class Group:
-    """A group of layers: `places` are those of its arrays in the runner's list."""
+    """A group of layers: `places` are those of its arrays in the runner's list; `in_blocks` says that states are in
+    blocks of vLLM, not in slots."""
 
     kind: Kind
     tokens_per_block: int
     places: tuple[int, ...]
+    in_blocks: bool = False
 
     def spec(self):
         spec = type(SPECS[type(self.kind).__name__], (), {})()
@@ -119,7 +121,8 @@ class Runner:
         for place in places:
             group = next(group for group in groups if place in group.places)
             if isinstance(group.kind, Recurrent):
-                shapes = [(max_seqs + 1, 3, widths[place]), (max_seqs + 1, 2, 4, widths[place])]
+                states = num_blocks if group.in_blocks else max_seqs + 1
+                shapes = [(states, 3, widths[place]), (states, 2, 4, widths[place])]
                 parts = [jnp.asarray(rng.random(shape, np.float32)) for shape in shapes]
                 self.kv_caches.append((parts[0].astype(jnp.bfloat16), parts[1]))
             else:
@@ -168,12 +171,16 @@ class Runner:
 
     def _step(self, arrays, request, table, start, stop, group, place):
         if isinstance(group.kind, Recurrent):
-            slot = self.slots[request.request_id]
+            source = target = self.slots[request.request_id]
+            if group.in_blocks:
+                source, target = (table[(end - 1) // group.tokens_per_block] for end in (max(start, 1), stop))
+                assert source or not start, f"{request.request_id}: the state at {start} was freed"
+                assert target, f"{request.request_id}: no block for the state at {stop}"
             for part, array in enumerate(arrays):
-                expected = self.expected(request, place, part, array[slot])
+                expected = self.expected(request, place, part, array[target])
                 if start:
-                    assert np.array_equal(as_bytes(array[slot]), expected[start]), f"{request.request_id} at {start}"
-                array[slot] = expected[stop].view(array.dtype).reshape(array[slot].shape)
+                    assert np.array_equal(as_bytes(array[source]), expected[start]), f"{request.request_id} at {start}"
+                array[target] = expected[stop].view(array.dtype).reshape(array[target].shape)
             return
         (array,) = arrays
         expected = self.expected(request, place, 0, array[0, 0])
@@ -411,6 +418,7 @@ class Engine:
     def process(self, told, stops):
         """The scheduler hears of a step."""
         failed = set(told.failed_recving)
+        assert not failed or len(self.groups) > 1, "told by block"
         if told.invalid_block_ids:
             assert len(self.groups) == 1, "vLLM cannot tell whose blocks these are"
             for request in self.loading.values():

@@ -68,6 +68,7 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._options = options_of(vllm_config.kv_transfer_config.kv_connector_extra_config)
         self._groups = groups_of(kv_cache_config)
         check_supported(vllm_config, self._groups, by_request=_RESULTS is not None)
+        self._slots = frozenset(group.name for group in self._groups if group.has_slots)
         self._hash_unit = tokens_per_hash(self._groups, kv_cache_config.hash_block_size)
         self._model = self._options.model or model_of(vllm_config)
         self._resume_multiple = lcm(*(group.tokens_per_block for group in self._groups))
@@ -81,6 +82,7 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
                 keys=RequestKeys(self._hash_unit),
                 resume_multiple=self._resume_multiple,
                 drafts=vllm_config.speculative_config is not None,
+                slots=self._slots,
                 books=_tiered_books() if self._options.tiers else None,
             )
 
@@ -149,7 +151,7 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
             model=self._model,
             resume_multiple=self._resume_multiple,
         )
-        self._worker = WorkerSide(host, runner)
+        self._worker = WorkerSide(host, runner, self._slots)
 
     def register_kv_caches(self, kv_caches: Any) -> None:
         """Refused: caches of PyTorch.

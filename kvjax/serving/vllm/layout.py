@@ -21,15 +21,18 @@ class VllmGroup:
     Args:
         name: its kind and place.
         kind: which tokens it reads.
-        tokens_per_block: as vLLM allocates; of recurrent groups, whose states vLLM does not cut into blocks, the
-            greatest common divisor of the other groups'.
+        tokens_per_block: as vLLM allocates; of recurrent groups with slots, the greatest common divisor of the other
+            groups'.
         layer_names: the layers that share its block table.
+        has_slots: of a recurrent group, whether each request has one state, in a slot of the runner; else its states
+            are in blocks of vLLM, each in the block that ends where it is the state.
     """
 
     name: str
     kind: Kind
     tokens_per_block: int
     layer_names: tuple[str, ...]
+    has_slots: bool = False
 
 
 def groups_of(kv_cache_config: Any) -> tuple[VllmGroup, ...]:
@@ -40,6 +43,7 @@ def groups_of(kv_cache_config: Any) -> tuple[VllmGroup, ...]:
     """
     listed = kv_cache_config.kv_cache_groups
     kinds = [_kind(group) for group in listed]
+    has_slots = [_has_slots(group.kv_cache_spec, kind) for group, kind in zip(listed, kinds, strict=True)]
     blocks = [
         group.kv_cache_spec.block_size
         for group, kind in zip(listed, kinds, strict=True)
@@ -51,10 +55,11 @@ def groups_of(kv_cache_config: Any) -> tuple[VllmGroup, ...]:
         VllmGroup(
             f"{_WORDS[type(kind)]}{g}",
             kind,
-            math.gcd(*blocks) if isinstance(kind, Recurrent) else group.kv_cache_spec.block_size,
+            math.gcd(*blocks) if slots else group.kv_cache_spec.block_size,
             tuple(group.layer_names),
+            slots,
         )
-        for g, (group, kind) in enumerate(zip(listed, kinds, strict=True))
+        for g, (group, kind, slots) in enumerate(zip(listed, kinds, has_slots, strict=True))
     )
 
 
@@ -96,6 +101,19 @@ def _kind(group: Any) -> Kind:
     return kinds.pop()
 
 
+def _has_slots(spec: Any, kind: Kind) -> bool:
+    """Whether a group's states are in slots. With prefix caching (mode 'align') vLLM ends steps where blocks end."""
+    if not isinstance(kind, Recurrent):
+        return False
+    specs = list(getattr(spec, "kv_cache_specs", {"": spec}).values())
+    modes = {getattr(one, "mamba_cache_mode", "none") for one in specs}
+    if modes not in ({"none"}, {"align"}):
+        raise ValueError(
+            f"`mamba_cache_mode` must be 'none' or 'align' with kvjax, got {' and '.join(sorted(modes))!r}"
+        )
+    return modes == {"none"}
+
+
 def _kind_of_spec(spec: Any) -> Kind:
     """The kind of one layer. A sliding layer that vLLM keeps in full, as `FullAttentionSpec`, is full here, too."""
     match type(spec).__name__:
@@ -106,12 +124,6 @@ def _kind_of_spec(spec: Any) -> Kind:
         case "ChunkedLocalAttentionSpec":
             return ChunkedLocal(spec.attention_chunk_size)
         case "MambaSpec":
-            mode = getattr(spec, "mamba_cache_mode", "none")
-            if mode != "none":
-                raise ValueError(
-                    "`mamba_cache_mode` must be 'none' with kvjax (`--no-enable-prefix-caching`), so that states are "
-                    f"in the runner's slots, got {mode!r}"
-                )
             return Recurrent()
     raise ValueError(
         "caches must be of FullAttentionSpec, MLAAttentionSpec, SlidingWindowSpec, ChunkedLocalAttentionSpec or "

@@ -6,6 +6,7 @@ that vLLM keeps waiting until they have come, so that nothing is ever computed f
 """
 
 import logging
+from collections.abc import Container
 from itertools import count
 from typing import Any
 
@@ -31,6 +32,7 @@ class SchedulerSide:
         keys: what a request's chunks are named by.
         resume_multiple: hits are multiples of this many tokens.
         drafts: whether steps compute tokens that may be rejected.
+        slots: names of the recurrent groups whose states are in slots of the runner.
         books: of a host pool in this process; without them, of the worker's, once it has told of its arrays.
     """
 
@@ -42,6 +44,7 @@ class SchedulerSide:
         keys: RequestKeys,
         resume_multiple: int,
         drafts: bool,
+        slots: Container[str] = (),
         books: Books | None = None,
     ):
         self._options = options
@@ -49,6 +52,7 @@ class SchedulerSide:
         self._keys = keys
         self._resume_multiple = resume_multiple
         self._drafts = drafts
+        self._slots = slots
         self._requests: dict[str, Tracked] = {}
         self._open: dict[int, Load | Store] = {}
         self._numbers = count()
@@ -185,7 +189,7 @@ class SchedulerSide:
         found = known.hit_tokens - known.most_on_device
         if found != num_external:
             raise ValueError(f"request {request_id!r} must load the {found} tokens that were found, got {num_external}")
-        tables = load_tables(self.books.ledger.chunking.layout, block_ids, known.hit_tokens)
+        tables = load_tables(self.books.ledger.chunking.layout, block_ids, known.hit_tokens, self._slots)
         return self.books.prepare_load(request_id, tables)
 
     def _store(self, tracked: Tracked, *, checkpoint: bool) -> None:
@@ -200,7 +204,7 @@ class SchedulerSide:
             self._catch_up(tracked)
             store = self.books.prepare_store(
                 request.request_id,
-                tracked.store_tables(self.books.ledger.chunking.layout, num_tokens),
+                tracked.store_tables(self.books.ledger.chunking.layout, num_tokens, self._slots),
                 num_tokens,
                 checkpoint=checkpoint,
             )

@@ -1,17 +1,17 @@
-"""States of recurrent layers, which tpu-inference keeps in slots of its own and not in vLLM's blocks.
+"""States of recurrent layers, which tpu-inference keeps in slots of its own where vLLM caches no prefixes.
 
 A running request has one slot, which its runner gives it in its first step. A state that is restored before that is
 loaded into the null slot, and waits on the device, outside the cache, for the step in which there is a slot for it.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
 import jax
 import numpy as np
 
-from kvjax.groups import CacheLayout, Recurrent
+from kvjax.groups import CacheLayout
 from kvjax.plan import LoadPlan, StorePlan
 from kvjax.serving.vllm.tracked import STATE
 
@@ -23,13 +23,14 @@ class States:
         layout: the groups.
         caches: the arrays by leaf name.
         runner: with an `input_batch` as tpu-inference's has it.
+        slots: names of the groups whose states are in slots.
 
     Raises:
-        ValueError: there are recurrent groups, and the runner does not tell slots.
+        ValueError: there are such groups, and the runner does not tell slots.
     """
 
-    def __init__(self, layout: CacheLayout, caches: Mapping[str, jax.Array], runner: Any):
-        self._groups = {g for g, group in enumerate(layout.groups) if isinstance(group.kind, Recurrent)}
+    def __init__(self, layout: CacheLayout, caches: Mapping[str, jax.Array], runner: Any, slots: Container[str]):
+        self._groups = {g for g, group in enumerate(layout.groups) if group.name in slots}
         self._leaves = [leaf.name for g in sorted(self._groups) for leaf in layout.groups[g].leaves]
         if self._groups and not hasattr(runner.input_batch, "mamba_state_indices_cpu"):
             raise ValueError(

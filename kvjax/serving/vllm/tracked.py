@@ -1,7 +1,7 @@
 """What the scheduler's side knows of a running request: its block tables, and how far it has come."""
 
 from array import array
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -72,7 +72,7 @@ class Tracked:
         """Whether it was preempted since its last step."""
         return self.tables is not None and self.request.num_preemptions > self.num_preemptions
 
-    def store_tables(self, layout: CacheLayout, num_tokens: int) -> dict[str, np.ndarray]:
+    def store_tables(self, layout: CacheLayout, num_tokens: int, slots: Container[str]) -> dict[str, np.ndarray]:
         """Returns tables to store from before the next step: what vLLM may have freed is null.
 
         vLLM keeps what the law needs, so blocks that the last step needed are as it left them until the next one.
@@ -80,12 +80,15 @@ class Tracked:
         Args:
             layout: the groups, in the order of the tables.
             num_tokens: for which there is to be a store.
+            slots: names of the recurrent groups whose states are in slots.
         """
         assert self.tables is not None, "a running request has block tables"
         tables = {}
         for group, ids in zip(layout.groups, self.tables, strict=True):
             if isinstance(group.kind, Recurrent):
-                tables[group.name] = state_table(num_tokens, group.tokens_per_block, exact=num_tokens == self.computed)
+                block_ids = None if group.name in slots else ids
+                exact = num_tokens == self.computed
+                tables[group.name] = state_table(num_tokens, group.tokens_per_block, block_ids, exact=exact)
                 continue
             table = translated(ids)
             table[: needed(group.kind, self.before)[0] // group.tokens_per_block] = NULL_BLOCK
@@ -100,23 +103,33 @@ def translated(block_ids: Sequence[int]) -> np.ndarray:
     return table
 
 
-def load_tables(layout: CacheLayout, block_ids: Sequence[Sequence[int]], hit_tokens: int) -> dict[str, np.ndarray]:
-    """Returns the tables to load a hit into."""
+def load_tables(
+    layout: CacheLayout, block_ids: Sequence[Sequence[int]], hit_tokens: int, slots: Container[str]
+) -> dict[str, np.ndarray]:
+    """Returns the tables to load a hit into; `slots` as for `Tracked.store_tables`."""
     return {
-        group.name: state_table(hit_tokens, group.tokens_per_block, exact=True)
+        group.name: state_table(hit_tokens, group.tokens_per_block, None if group.name in slots else ids, exact=True)
         if isinstance(group.kind, Recurrent)
         else translated(ids)
         for group, ids in zip(layout.groups, block_ids, strict=True)
     }
 
 
-def state_table(num_tokens: int, tokens_per_block: int, *, exact: bool) -> np.ndarray:
-    """Returns a table with a request's one state at the block that ends at `num_tokens`, if one does.
+def state_table(num_tokens: int, tokens_per_block: int, block_ids: Sequence[int] | None, *, exact: bool) -> np.ndarray:
+    """Returns a table with a request's state at the block that ends at `num_tokens`, if one does, and nothing else.
 
-    >>> state_table(32, 16, exact=True).tolist(), state_table(40, 16, exact=True).tolist()
+    Args:
+        num_tokens: where there may be a state.
+        tokens_per_block: of the group.
+        block_ids: vLLM's, where states are in its blocks; `None` where they are in slots.
+        exact: whether the request is at `num_tokens`.
+
+    >>> state_table(32, 16, None, exact=True).tolist(), state_table(40, 16, None, exact=True).tolist()
     ([-1, 0], [-1, -1, -1])
+    >>> state_table(32, 16, [0, 7, 9], exact=True).tolist()
+    [-1, 7]
     """
     table = np.full(-(-num_tokens // tokens_per_block), NULL_BLOCK, np.int32)
     if exact and num_tokens and num_tokens % tokens_per_block == 0:
-        table[-1] = STATE
+        table[-1] = STATE if block_ids is None else translated(block_ids)[len(table) - 1]
     return table

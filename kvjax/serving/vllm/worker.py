@@ -1,7 +1,7 @@
 """The worker's side of the connector: it owns the host pool and moves what it is told to. It decides nothing."""
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from typing import Any
 
 import jax
@@ -24,16 +24,17 @@ class WorkerSide:
     Args:
         host: the host pool.
         runner: with `kv_caches`, a list, and an `input_batch`, as tpu-inference's has them.
+        slots: names of the recurrent groups whose states are in slots of the runner.
 
     Raises:
         ValueError: the runner does not tell what has to be known of its states.
     """
 
-    def __init__(self, host: Host, runner: Any):
+    def __init__(self, host: Host, runner: Any, slots: Container[str] = ()):
         self._runner = runner
         self.host = host
         self.mover = host.mover
-        self._states = States(host.geometry.layout, flattened(runner.kv_caches), runner)
+        self._states = States(host.geometry.layout, flattened(runner.kv_caches), runner, slots)
         self._report = Report(geometry=host.geometry)
         self._under_way: dict[Order, Transfer] = {}
         self._loaded: set[str] = set()
