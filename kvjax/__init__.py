@@ -73,6 +73,7 @@ __all__ = [
     "Lookup",
     "Mover",
     "Offloader",
+    "RankedOffloader",
     "Recurrent",
     "Restorable",
     "Scratch",

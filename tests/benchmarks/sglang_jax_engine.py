@@ -71,23 +71,34 @@ def write_model(folder: Path) -> None:
     (folder / "config.json").write_text(json.dumps(CONFIG), encoding="utf-8")
 
 
-def count_pages() -> dict[str, int]:
-    """Counts the pages that HiCache backs up and loads in this process from now on, whichever pool it has."""
+def watch_pages() -> dict[str, int]:
+    """Counts the pages that HiCache backs up and loads in this process from now on, whichever pool it has, and those
+    that did not come back as they were."""
     from sgl_jax.srt.mem_cache.hicache_controller import HiCacheController
 
-    pages = {"write": 0, "flush_load": 0}
+    pages = {"backed_up": 0, "loaded": 0, "wrong": 0}
+    kept: dict[int, list[np.ndarray]] = {}
+    write, flush_load = HiCacheController.write, HiCacheController.flush_load
 
-    def counted(name: str) -> None:
-        method = getattr(HiCacheController, name)
+    def held(controller: Any, page: int) -> list[np.ndarray]:
+        pool = controller._host_pool
+        arrays = pool._device_pool.kv_buffer if hasattr(pool, "_device_pool") else pool.device_arrays().values()
+        return [np.asarray(array)[page].view(np.uint8) for array in arrays]
 
-        def call(self: Any, first: list[int], second: list[int]) -> Any:
-            pages[name] += len(first)
-            return method(self, first, second)
+    def counted_write(self: Any, device: list[int], host: list[int]) -> Any:
+        pages["backed_up"] += len(host)
+        kept.update({int(h): held(self, int(d)) for d, h in zip(device, host, strict=True)})
+        return write(self, device, host)
 
-        setattr(HiCacheController, name, call)
+    def counted_load(self: Any, host: list[int], device: list[int]) -> Any:
+        done = flush_load(self, host, device)
+        pages["loaded"] += len(host)
+        for h, d in zip(host, device, strict=True):
+            same = map(np.array_equal, kept[int(h)], held(self, int(d)))
+            pages["wrong"] += not all(same)
+        return done
 
-    counted("write")
-    counted("flush_load")
+    HiCacheController.write, HiCacheController.flush_load = counted_write, counted_load
     return pages
 
 
@@ -95,12 +106,12 @@ def serve(folder: Path, options: argparse.Namespace) -> tuple[list[dict[str, Any
     """Sends each prompt twice.
 
     Returns:
-        For each answer, its tokens and how many of the prompt were cached; and how many pages HiCache moved, if it
-        ran in this process.
+        For each answer, its tokens and how many of the prompt were cached; and what `watch_pages` saw, if HiCache ran
+        in this process.
     """
     from sgl_jax.srt.entrypoints.engine import Engine
 
-    pages = count_pages() if options.single_process else None
+    pages = watch_pages() if options.single_process else None
     engine = Engine(
         enable_single_process=options.single_process,
         model_path=str(folder),
@@ -147,7 +158,11 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--dp", type=int, default=1, help="ranks of data parallelism among them")
     parser.add_argument("--dtype", choices=["bfloat16", "float32"], default="bfloat16")
     parser.add_argument("--overlap", action="store_true", help="let sglang-jax overlap scheduling with the step")
-    parser.add_argument("--single-process", action="store_true", help="one process, in which moved pages are counted")
+    parser.add_argument(
+        "--single-process",
+        action="store_true",
+        help="one process, in which moved pages are counted and their bytes compared",
+    )
     parser.add_argument("--log-level", default="error")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
@@ -166,8 +181,7 @@ def main(options: argparse.Namespace) -> None:
             "outputs": [answer["tokens"] for answer in answers[:NUM_PROMPTS]],
             "cached_tokens_first": cached[:NUM_PROMPTS],
             "cached_tokens_second": cached[NUM_PROMPTS:],
-            "pages_backed_up": None if pages is None else pages["write"],
-            "pages_loaded": None if pages is None else pages["flush_load"],
+            "pages": pages,
             "second_outputs_are_the_first": repeated,
         }
         lines = [json.dumps(found)] if options.json else [f"{name}: {value}" for name, value in found.items()]

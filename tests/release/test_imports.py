@@ -34,6 +34,11 @@ def test_the_version_is_stated_once():
     assert "version" not in re.findall(r"^(\w+) = ", (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
 
 
+def test_what_kvjax_imports_for_others_is_public():
+    source = (ROOT / "kvjax" / "__init__.py").read_text(encoding="utf-8")
+    assert sorted(re.findall(r"^ *from kvjax\.\S+ import (\w+) as", source, re.MULTILINE)) == sorted(kvjax.__all__)
+
+
 def test_all_public_names_are_there():
     for name in kvjax.__all__:
         assert getattr(kvjax, name).__doc__, name

@@ -1,6 +1,8 @@
 """Putting the host pool into a sglang-jax, or saying why it cannot be. A stand-in of its module is enough."""
 
 import abc
+import inspect
+import os
 import subprocess
 import sys
 from types import ModuleType
@@ -124,3 +126,32 @@ def test_one_that_calls_a_method_otherwise_is_refused(module):
 def test_the_adapter_is_imported_without_sglang_jax():
     code = "import sys, kvjax.serving.sglang_jax; sys.exit('sgl_jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_the_server_has_it_in_the_processes_that_it_starts(tmp_path):
+    folder = tmp_path.joinpath(*NAME.split(".")[:-1])
+    folder.mkdir(parents=True)
+    for package in (folder, folder.parent, tmp_path / "sgl_jax"):
+        (package / "__init__.py").touch()
+    classes = [inspect.getsource(one) for one in (HostKVPool, LRUHostKVPool)]
+    (folder / "host_kv_pool.py").write_text("import abc\n" + "\n".join(classes), encoding="utf-8")
+    (tmp_path / "sgl_jax" / "launch_server.py").write_text(
+        "import multiprocessing\n"
+        f"from {NAME.rpartition('.')[0]} import host_kv_pool\n"
+        "def tell():\n"
+        "    print(host_kv_pool.LRUHostKVPool.func.__module__)\n"
+        "def main():\n"
+        "    process = multiprocessing.get_context('spawn').Process(target=tell)\n"
+        "    process.start()\n"
+        "    process.join()\n",
+        encoding="utf-8",
+    )
+    paths = [str(tmp_path), *sys.path]
+    told = subprocess.run(
+        [sys.executable, "-m", "kvjax.serving.sglang_jax.server"],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.stdout.split() == ["kvjax.serving.sglang_jax.host_pool"], told.stderr

@@ -39,6 +39,10 @@ class GroupPool:
         """How bytes cross the memory spaces: `"direct"` or `"staged"`."""
         return self._shared.transfer
 
+    def device_arrays(self) -> dict[str, Any]:
+        """The group's device arrays as they are now, by leaf name."""
+        return self._group.arrays()
+
     # --- pages ----------------------------------------------------------------------------------------
 
     def reserve(self) -> int | None:
