@@ -9,6 +9,7 @@ all ranks have; the same lookups are timed with an `Offloader` alone.
 
 import argparse
 import json
+import os
 import socket
 import subprocess
 import sys
@@ -52,7 +53,12 @@ def _row(count: int, tokens: int) -> dict[str, float]:
         port = free.getsockname()[1]
     command = [sys.executable, "-m", __spec__.name, "--processes", str(count), "--tokens", str(tokens)]
     processes = [
-        subprocess.Popen([*command, "--rank", str(rank), "--port", str(port)], stdout=subprocess.PIPE, text=True)
+        subprocess.Popen(
+            [*command, "--rank", str(rank), "--port", str(port)],
+            env={**os.environ, "JAX_PLATFORMS": "cpu"},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         for rank in range(count)
     ]
     said = [process.communicate()[0] for process in processes]
