@@ -162,6 +162,16 @@ def test_device_pages_out_of_range_are_refused(pool, page):
     pool.release(host)
 
 
+def test_device_pages_are_those_that_all_arrays_have():
+    mesh = mesh_of(1, 1)
+    long, short = (paged(mesh, P("data", None, None, None), (pages, 4, 2, 8), BF16, 1) for pages in (8, 6))
+    pool = host_pool(SimpleNamespace(page_size=4, layer_num=1, kv_buffer=long, indexer_key_buffer=short))
+    page = pool.reserve()
+    pool.copy_into([5], [page])
+    with pytest.raises(ValueError, match="`device_indices` must be from 0 to 5, got 6"):
+        pool.copy_into([6], [page])
+
+
 def test_ids_must_be_distinct_and_as_many(pool):
     first, second = pool.alloc(2).tolist()
     with pytest.raises(ValueError, match="must be as many, got 2 and 1"):
@@ -241,9 +251,11 @@ def test_a_page_written_anew_is_not_loaded_as_it_was_staged(pool):
     pool.release(page)
 
 
-def test_a_page_that_changes_hands_during_its_flush_stays_empty(pool, monkeypatch):
-    """The worker waited for a backup while the page was freed and given to another node: that node's page must not
-    count as filled with the first one's data."""
+@pytest.mark.parametrize("when", ["during", "after"])
+def test_a_page_that_changes_hands_during_its_flush_stays_empty(device_pool, monkeypatch, when):
+    """The worker waited for a backup while the page was freed, and given to another node then or later: that node's
+    page must not count as filled with the first one's data."""
+    pool = host_pool(device_pool, num_pages=1)
     page = pool.reserve()
     pool.stage_backup([1], [page])
     wait = pool._shared.wait
@@ -251,10 +263,15 @@ def test_a_page_that_changes_hands_during_its_flush_stays_empty(pool, monkeypatc
     def change_hands(transfer):
         wait(transfer)
         pool.release(page)
-        assert pool.reserve() == page
+        if when == "during":
+            assert pool.reserve() == page
 
-    monkeypatch.setattr(pool._shared, "wait", change_hands)
-    pool.flush_backup([page])
+    with monkeypatch.context() as patch:
+        patch.setattr(pool._shared, "wait", change_hands)
+        pool.flush_backup([page])
+    pool.check_integrity()
+    if when == "after":
+        assert pool.reserve() == page
     with pytest.raises(RuntimeError, match="must hold data to be loaded"):
         pool.stage_load([page])
     pool.release(page)

@@ -123,6 +123,17 @@ def test_one_that_calls_a_method_otherwise_is_refused(module):
         install()
 
 
+def test_one_that_makes_its_pool_otherwise_is_refused(module):
+    class Newer(LRUHostKVPool):
+        def __init__(self, device_pool, pool_size, *, pool_name=""): ...
+
+    module.LRUHostKVPool = Newer
+    with pytest.raises(
+        RuntimeError, match=r"`.*__init__` .* must take \(device_pool, .*, got \(device_pool, pool_size"
+    ):
+        install()
+
+
 def test_the_adapter_is_imported_without_sglang_jax():
     code = "import sys, kvjax.serving.sglang_jax; sys.exit('sgl_jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
