@@ -338,6 +338,7 @@ def test_pages_lost_with_the_memory_hold_no_data_any_more(pool, monkeypatch):
     """On accelerators a program that dies takes the pinned memory, which was donated to it, along."""
     page, lost, unflushed = pool.alloc(3).tolist()
     pool.copy_into([1], [lost])
+    pool.stage_load([lost])
     pool.stage_backup([1], [unflushed])
     with monkeypatch.context() as patch:
         patch.setattr(pool._shared._mover, "store", lambda caches, plan: (caches, Failed()))
@@ -348,6 +349,8 @@ def test_pages_lost_with_the_memory_hold_no_data_any_more(pool, monkeypatch):
     pool.copy_into([1], [page])
     pool.copy_to_device([page], [2])
     pool.flush_backup([unflushed])
+    with pytest.raises(RuntimeError, match=f"host page {lost} must hold data"):
+        pool.flush_load([lost], [3])
     for each in (lost, unflushed):
         with pytest.raises(RuntimeError, match=f"host page {each} must hold data"):
             pool.stage_load([each])
