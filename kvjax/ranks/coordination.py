@@ -81,8 +81,10 @@ def lost(came: set[int] | None, num_ranks: int, timeout_s: float, reason: str) -
     if came is None:
         return RankLostError((), f"the coordination service did not answer within {timeout_s:g} s: {first_line}")
     missing = tuple(rank for rank in range(num_ranks) if rank not in came)
-    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}" if missing else "all ranks in time"
-    return RankLostError(missing, f"nothing came from {who} of {num_ranks} within {timeout_s:g} s: {first_line}")
+    if not missing:
+        return RankLostError((), f"not all of {num_ranks} ranks came within {timeout_s:g} s: {first_line}")
+    who = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))}"
+    return RankLostError(missing, f"nothing came from {who} of {num_ranks} within {timeout_s:g} s")
 
 
 def _service() -> tuple[Any, int, int]:

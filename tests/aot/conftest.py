@@ -1,4 +1,8 @@
-"""Children that compile start together once the tests of a session are known, and end with it."""
+"""Children that compile start together once the tests of a session are known, and end with it.
+
+Where pytest-xdist shares the tests among processes, each of these knows all tests and runs some: there a child starts
+when a test asks for it.
+"""
 
 import pytest
 
@@ -13,7 +17,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Starts the children that tests name by parameters, their own or those of their fixtures."""
-    if session.config.option.collectonly:
+    if session.config.option.collectonly or hasattr(session.config, "workerinput"):
         return
     for item in session.items:
         if not any(mark.args[0] for mark in item.iter_markers("skipif")):
