@@ -277,6 +277,38 @@ def test_a_page_that_changes_hands_during_its_flush_stays_empty(device_pool, mon
     pool.release(page)
 
 
+def test_a_page_written_anew_during_its_flush_is_not_filled_by_it(pool, monkeypatch):
+    """The worker waited for a backup while another one to the same page was started, which is still under way."""
+    page = pool.reserve()
+    pool.stage_backup([1], [page])
+    wait = pool._shared.wait
+
+    def stage_again(transfer):
+        wait(transfer)
+        pool.stage_backup([2], [page])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(pool._shared, "wait", stage_again)
+        pool.flush_backup([page])
+    with pytest.raises(RuntimeError, match="must hold data to be loaded"):
+        pool.stage_load([page])
+    pool.flush_backup([page])
+    pool.copy_to_device([page], [3])
+    pool.release(page)
+
+
+def test_a_backup_that_is_refused_leaves_a_page_as_it_was(pool, device_pool, monkeypatch):
+    page = pool.reserve()
+    pool.copy_into([1], [page])
+    pool.stage_load([page])
+    with monkeypatch.context() as patch:
+        patch.setattr(device_pool, "kv_buffer", [array[:-1] for array in device_pool.kv_buffer])
+        with pytest.raises(ValueError, match="`caches`"):
+            pool.stage_backup([2], [page])
+    pool.flush_load([page], [3])
+    pool.release(page)
+
+
 class Failed:
     """A transfer that failed on its way, or of which nothing was started."""
 
@@ -306,6 +338,7 @@ def test_pages_lost_with_the_memory_hold_no_data_any_more(pool, monkeypatch):
     """On accelerators a program that dies takes the pinned memory, which was donated to it, along."""
     page, lost, unflushed = pool.alloc(3).tolist()
     pool.copy_into([1], [lost])
+    pool.stage_load([lost])
     pool.stage_backup([1], [unflushed])
     with monkeypatch.context() as patch:
         patch.setattr(pool._shared._mover, "store", lambda caches, plan: (caches, Failed()))
@@ -316,6 +349,8 @@ def test_pages_lost_with_the_memory_hold_no_data_any_more(pool, monkeypatch):
     pool.copy_into([1], [page])
     pool.copy_to_device([page], [2])
     pool.flush_backup([unflushed])
+    with pytest.raises(RuntimeError, match=f"host page {lost} must hold data"):
+        pool.flush_load([lost], [3])
     for each in (lost, unflushed):
         with pytest.raises(RuntimeError, match=f"host page {each} must hold data"):
             pool.stage_load([each])

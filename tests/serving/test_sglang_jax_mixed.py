@@ -83,7 +83,11 @@ def test_groups_share_the_memory():
     taken = pool["full"].alloc(before["full"])
     assert [pool[name].available_size() for name in pool] == [0, 0, 0]
     assert pool["recurrent"].alloc(1) is None
-    pool["full"].free(taken)
+    pool["full"].free(taken[:1])
+    assert states > page
+    assert [pool[name].available_size() for name in pool] == [1, 1, 0]
+    assert pool["recurrent"].alloc(1) is None
+    pool["full"].free(taken[1:])
     assert {name: pool[name].available_size() for name in pool} == before
 
 
@@ -139,7 +143,24 @@ def test_a_window_is_given_for_a_pool_that_has_one_and_for_no_other():
         groups_of(mha_pool(mesh, BF16), window_tokens=9)
 
 
-def test_memory_for_less_than_a_page_is_refused():
-    groups = groups_of(mha_pool(mesh_of(1, 1), BF16))
+def test_memory_for_less_than_a_page_of_each_group_is_refused():
+    mesh = mesh_of(1, 1)
+    groups = groups_of(mha_pool(mesh, BF16))
     with pytest.raises(ValueError, match="`host_bytes` must hold a page of each group, 2048 bytes, got 2047"):
         MixedHostPool(groups, host_bytes=2047)
+    with pytest.raises(ValueError, match=r"`host_bytes` must hold a page of each group, .* bytes, got 2300"):
+        MixedHostPool(groups_of(mha_pool(mesh, BF16), state_pool=state_pool(mesh)), host_bytes=2300)
+
+
+def test_pages_of_all_groups_are_lost_with_the_memory(monkeypatch):
+    mesh = mesh_of(1, 1)
+    pool = MixedHostPool(groups_of(swa_pool(mesh), window_tokens=WINDOW), host_bytes=200_000)
+    pages = {name: group.reserve() for name, group in pool.items()}
+    for name, group in pool.items():
+        group.copy_into([1], [pages[name]])
+    monkeypatch.setattr(pool["full"]._shared, "_failed", True)
+    monkeypatch.setattr(pool["full"]._shared._mover, "revive", lambda: True)
+    pool["full"].copy_into([1], [pages["full"]])
+    pool["full"].stage_load([pages["full"]])
+    with pytest.raises(RuntimeError, match="must hold data to be loaded"):
+        pool["swa"].stage_load([pages["swa"]])

@@ -15,7 +15,7 @@ class GroupPool:
     """Host pages that keep what was backed up to them until they are freed.
 
     Names and errors of its methods are sglang-jax's (`ValueError` for an id out of range, `RuntimeError` for a page
-    in the wrong state); a call that raises changed nothing. Every id is that of a page: a *device page* is a place
+    in the wrong state); a call that is refused changed nothing. Every id is that of a page: a *device page* is a place
     in the whole array of the group, so with data parallelism rank `r` adds `r` times the pages of a rank.
 
     `stage_backup`, `flush_load`, `copy_into`, `copy_to_device` and `precompile_transfers` issue JAX work and are for
@@ -120,14 +120,14 @@ class GroupPool:
         with self._shared.lock:
             self._pages.check_taken(host)
             self._check_device(device)
+            transfer = self._shared.store(self._group_idx, device, self._pages.units_of(host))
             self._pages.empty(host)
             self._to_load.difference_update(host.tolist())
-            transfer = self._shared.store(self._group_idx, device, self._pages.units_of(host))
             for page, epoch in zip(host.tolist(), self._pages.epochs(host).tolist(), strict=True):
                 self._backups[page] = epoch, transfer
 
     def flush_backup(self, host_buffer_ids: Sequence[int]) -> None:
-        """Waits until staged host pages hold their data. One that was freed meanwhile is passed over.
+        """Waits until staged host pages hold their data. One that was freed or staged again meanwhile is passed over.
 
         Raises:
             RuntimeError: a page without `stage_backup`.
@@ -168,6 +168,7 @@ class GroupPool:
         Raises:
             ValueError: ids out of range, named twice or not as many as the others.
             RuntimeError: a host page without `stage_load`.
+            Exception: what kept pages from being copied; then the device pages may hold anything.
         """
         device, host = self._pairs(device_indices, host_buffer_ids)
         if not len(host):

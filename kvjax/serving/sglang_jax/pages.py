@@ -83,12 +83,13 @@ class Pages:
         return int(self._num_locks[page_id])
 
     def fill(self, page_ids: np.ndarray, epochs: np.ndarray) -> None:
-        """Says that pages hold data; those that were freed or lost since `epochs` are passed over."""
+        """Says that pages hold data; those freed, lost or emptied since `epochs` are passed over."""
         self._is_filled[page_ids[(self._epochs[page_ids] == epochs) & self._is_taken[page_ids]]] = True
 
     def empty(self, page_ids: np.ndarray) -> None:
-        """Says that pages hold no data, as they are about to be written."""
+        """Says that pages hold no data, nor will from what is under way, as they are about to be written anew."""
         self._is_filled[page_ids] = False
+        self._epochs[page_ids] += 1
 
     def lose(self) -> None:
         """Says that no page holds data any more, nor will from what is under way."""
@@ -96,7 +97,7 @@ class Pages:
         self._epochs += 1
 
     def epochs(self, page_ids: np.ndarray) -> np.ndarray:
-        """A number of each page that changes when it is taken or lost: what was begun before does not fill it then."""
+        """A number of each page that changes when it is taken, emptied or lost: what began before does not fill it."""
         return self._epochs[page_ids]
 
     def units_of(self, page_ids: np.ndarray) -> np.ndarray:
