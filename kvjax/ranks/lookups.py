@@ -23,6 +23,7 @@ def described(offloader: Offloader) -> list[Any]:
         for group, number in zip(chunking.layout.groups, chunking.blocks_per_chunk, strict=True)
     ]
     options = [ledger.resume_multiple, ledger.checkpoint_tokens, ledger.store_after]
+    options += [offloader.deadline_s, offloader.tier_wait_s]
     return [kvjax.__version__, ledger.model, chunking.tokens_per_hash, groups, options]
 
 
@@ -36,7 +37,7 @@ def about(request_id: Hashable, options: Mapping[str, Any]) -> str:
     rest = {name: value for name, value in sorted(options.items()) if name not in _OWN and value is not None}
     if isinstance(rest.get("device_tokens"), Mapping):
         rest["device_tokens"] = sorted((name, int(tokens)) for name, tokens in rest["device_tokens"].items())
-    named = request_id if isinstance(request_id, (str, bytes, int, tuple)) else type(request_id).__name__
+    named = request_id if _is_plain(request_id) else type(request_id).__name__
     digest.update(repr((named, rest)).encode())
     return digest.hexdigest()
 
@@ -74,3 +75,8 @@ def agreed(found: Lookup, of_ranks: Sequence[Sequence[Any]]) -> Lookup:
         promised_tokens=min(words[2] for words in of_ranks),
         arriving=found.arriving if alike else {},
     )
+
+
+def _is_plain(value: Any) -> bool:
+    """Whether a value is written alike in every process."""
+    return all(map(_is_plain, value)) if type(value) is tuple else type(value) in (str, bytes, int)

@@ -10,7 +10,7 @@ _VERSION = 1
 _SHOWN = 200
 
 
-def encode(call: str, about: Any, body: Any, failure: str = "") -> bytes:
+def encode(call: str, about: Any, body: Any, *, failure: str = "", raised: str = "") -> bytes:
     """Returns a message.
 
     Args:
@@ -18,8 +18,9 @@ def encode(call: str, about: Any, body: Any, failure: str = "") -> bytes:
         about: what it does it to; the same on every rank.
         body: what this rank has to say. Both are made of what JSON has.
         failure: what went wrong on this rank, if anything did; `about` and `body` are then of no account.
+        raised: what an earlier call raised that exchanges nothing, if the others may not know.
     """
-    return json.dumps([_VERSION, call, about, body, failure], separators=(",", ":")).encode()
+    return json.dumps([_VERSION, call, about, body, failure, raised], separators=(",", ":")).encode()
 
 
 def bodies(messages: Sequence[bytes], rank: int) -> list[Any]:
@@ -33,26 +34,27 @@ def bodies(messages: Sequence[bytes], rank: int) -> list[Any]:
         RanksDifferError: they are not, or one of them failed.
     """
     decoded = [_decoded(message, of) for of, message in enumerate(messages)]
-    _, call, about, _, _ = decoded[rank]
-    for other, (_, their_call, their_about, _, failure) in enumerate(decoded):
+    _, call, about, *_ = decoded[rank]
+    raised = "".join(f"; on rank {of}, {words[-1]}" for of, words in enumerate(decoded) if words[-1])
+    for other, (_, their_call, their_about, _, failure, _) in enumerate(decoded):
         if failure:
             raise RanksDifferError(f"rank {other} failed in {their_call!r}: {failure}")
         if their_call != call:
             raise RanksDifferError(
                 f"all ranks must make the same calls in the same order, got {call!r} on rank {rank} "
-                f"and {their_call!r} on rank {other}"
+                f"and {their_call!r} on rank {other}{raised}"
             )
         if their_about != about:
             raise RanksDifferError(
                 f"all ranks must call {call!r} with the same, got {_shown(about)} on rank {rank} "
-                f"and {_shown(their_about)} on rank {other}"
+                f"and {_shown(their_about)} on rank {other}{raised}"
             )
-    return [body for _, _, _, body, _ in decoded]
+    return [body for _, _, _, body, *_ in decoded]
 
 
 def failures(messages: Sequence[bytes]) -> list[str]:
     """Returns what went wrong on each rank, empty where nothing did."""
-    return [_decoded(message, rank)[-1] for rank, message in enumerate(messages)]
+    return [_decoded(message, rank)[-2] for rank, message in enumerate(messages)]
 
 
 def _decoded(message: bytes, rank: int) -> list[Any]:
@@ -60,7 +62,7 @@ def _decoded(message: bytes, rank: int) -> list[Any]:
         fields = json.loads(message)
     except ValueError:
         fields = None
-    if not isinstance(fields, list) or len(fields) != 5 or fields[0] != _VERSION:
+    if not isinstance(fields, list) or len(fields) != 6 or fields[0] != _VERSION:
         raise RanksDifferError(
             f"rank {rank} must speak version {_VERSION} of the messages of kvjax, got {message[:40]!r}"
         )

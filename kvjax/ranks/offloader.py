@@ -47,7 +47,10 @@ class RankedOffloader:
     def __init__(self, offloader: Offloader, channel: Channel | None = None, *, timeout_s: float = 30.0):
         if not isinstance(offloader, Offloader):
             raise ValueError(f"`offloader` must be an Offloader, got {offloader!r}")
-        self._timeout_s = seconds(timeout_s, "timeout_s") or 0.0
+        limit = seconds(timeout_s, "timeout_s")
+        if not limit:
+            raise ValueError(f"`timeout_s` must be a positive number of seconds, got {timeout_s!r}")
+        self._timeout_s = limit
         self.offloader = offloader
         self.channel = CoordinationChannel() if channel is None else channel
         self._broken: BaseException | None = None
@@ -55,7 +58,10 @@ class RankedOffloader:
         self._open: list[GatedLoad] = []
         self._ended: list[Job] = []
         self._loadable: set[Hashable] = set()  # requests whose last lookup found something to load
-        self._together("start", lambda: (described(offloader), None))
+        self._numbers: dict[Hashable, int] = {}  # requests in the order of their lookups, the same on every rank
+        self._looked_up = 0
+        self._raised = ""  # what a call that exchanges nothing raised here, until the ranks know that it did for all
+        self._together("start", lambda: ([*described(offloader), limit], None))
 
     @property
     def chunking(self) -> Chunking:
@@ -91,6 +97,8 @@ class RankedOffloader:
             ValueError: see `Offloader.lookup`. Then none of the requests is known.
             RanksError: the ranks cannot decide together.
         """
+        if not isinstance(requests, Mapping) or not all(isinstance(one, Mapping) for one in requests.values()):
+            raise ValueError(f"`requests` must hold the arguments of `lookup` by request id, got {requests!r:.200}")
         for request_id, options in requests.items():
             if "ranks" in options:
                 raise ValueError(f"`ranks` must not be given, they are asked for, got some for request {request_id!r}")
@@ -106,7 +114,7 @@ class RankedOffloader:
             except BaseException:
                 for request_id in found:
                     self.offloader.finish(request_id)
-                    self._loadable.discard(request_id)
+                    self._forget(request_id)
                 raise
 
         words = self._by_request(requests, self._together("lookup", look, wait_s))
@@ -123,6 +131,7 @@ class RankedOffloader:
                 raise self._break(RanksDifferError(f"the ranks hold other prefixes of {request_id!r} on their devices"))
             found[request_id] = agreed(found[request_id], of_ranks)
             self.offloader.add_checkpoints(request_id, found[request_id].checkpoints)
+            self._numbers[request_id], self._looked_up = self._looked_up, self._looked_up + 1
             wants = any(len(chunks) for chunks in found[request_id].load.values())
             (self._loadable.add if wants else self._loadable.discard)(request_id)
         return found
@@ -141,20 +150,25 @@ class RankedOffloader:
         The job has a result once `poll` or `wait` has found that all ranks have one. What is stored of the request
         meanwhile is kept only if the load went well on all of them.
         """
-        self._note("load", request_id, share)
-        if request_id not in self._loadable:
-            return self.offloader.load(caches, request_id, block_tables, share=share)
         limit = seconds(deadline_s, "deadline_s")
         limit = self.offloader.deadline_s if limit is None else limit
+        self._note("load", self._number(request_id), share, limit)
         gates: list[Gate] = []
 
         def gated(transfer: Any) -> Gate:
             gates.append(Gate(transfer))
             return gates[-1]
 
-        caches, job = self.offloader.start_load(
-            caches, request_id, block_tables, share=share, deadline_s=math.inf, around=gated
-        )
+        try:
+            if request_id not in self._loadable:
+                return self.offloader.load(caches, request_id, block_tables, share=share)
+            caches, job = self.offloader.start_load(
+                caches, request_id, block_tables, share=share, deadline_s=math.inf, around=gated
+            )
+        except BaseException as error:
+            self._note("raised", type(error).__name__)
+            self._raised = f"the load of {request_id!r} raised {type(error).__name__}: {error}"
+            raise
         load: Any = job.work
         shared = tuple(one for one in self._open if one.load in load.after)
         self._open.append(GatedLoad(job, load, gates[0], shared, limit))
@@ -172,14 +186,14 @@ class RankedOffloader:
     ) -> tuple[dict[str, jax.Array], Job]:
         """Starts to store this rank's part; see `Offloader.store`. The job's result is this rank's own: what one rank
         failed to store is found by none."""
-        self._note("store", request_id, num_tokens, checkpoint)
+        self._note("store", self._number(request_id), num_tokens, checkpoint)
         return self.offloader.store(
             caches, request_id, block_tables, num_tokens, checkpoint=checkpoint, deadline_s=deadline_s
         )
 
     def extend(self, request_id: Hashable, token_ids: Any = None, **options: Any) -> None:
         """Adds accepted tokens to a request; see `Offloader.extend`."""
-        self._note("extend", request_id)
+        self._note("extend", self._number(request_id))
         self.offloader.extend(request_id, token_ids, **options)
 
     def next_cut(self, request_id: Hashable, position: int) -> int | None:
@@ -188,9 +202,9 @@ class RankedOffloader:
 
     def finish(self, request_id: Hashable) -> None:
         """Forgets a request; see `Offloader.finish`."""
-        self._note("finish", request_id)
+        self._note("finish", self._number(request_id))
         self.offloader.finish(request_id)
-        self._loadable.discard(request_id)
+        self._forget(request_id)
 
     # --- jobs -----------------------------------------------------------------------------------------
 
@@ -203,8 +217,8 @@ class RankedOffloader:
             RanksError: the ranks cannot decide together.
         """
         self._check()
-        if self._open:
-            self._agree("poll", 0.0)
+        if self._open or self._raised:
+            self._agree("poll")
         self.offloader.poll()
         return self._told()
 
@@ -220,12 +234,14 @@ class RankedOffloader:
         limit = seconds(timeout_s, "timeout_s")
         until = after(limit)
         waited = self._before(job)
-        if waited:
+        while waited or self._raised:
+            # In turns, so that ranks whose loads have ended hear that those of others go on, and do not call them lost.
+            turn = time.monotonic() + self._timeout_s / 2
             for one in waited:
-                one.wait(until, LONGEST_SLEEP_S)
-            longest = max((one.limit_s or 0.0 for one in waited), default=0.0)
-            self._agree("wait", longest if limit is None else limit)
-            if any(one in self._open for one in waited):
+                one.wait(turn if until is None else min(turn, until), LONGEST_SLEEP_S)
+            over = self._agree("wait", late=until is not None and time.monotonic() >= until)
+            waited = [one for one in waited if one in self._open]
+            if waited and over:
                 raise TimeoutError(f"loads did not end on all ranks in {timeout_s} s")
         left = None if until is None else max(0.0, until - time.monotonic())
         if job is not None:
@@ -236,7 +252,9 @@ class RankedOffloader:
 
     def cancel(self, job: Job) -> bool:
         """Gives a job up on all ranks; see `Offloader.cancel`."""
-        self._note("cancel", job.request_id, job.operation)
+        if not isinstance(job, Job):
+            raise ValueError(f"`job` must be one of this offloader, got {job!r}")
+        self._note("cancel", self._number(job.request_id), job.operation)
         given_up = self.offloader.cancel(job)
         for one in self._before(job):
             if one.job is job:
@@ -296,9 +314,18 @@ class RankedOffloader:
         """The loads without a verdict up to a job, in the order of their issue; all of them for `None`."""
         return [one for one in self._open if job is None or one.job.job_id <= job.job_id]
 
-    def _agree(self, call: str, wait_s: float) -> None:
-        """Ends the loads that ended on all ranks."""
-        of_ranks = self._together(call, lambda: (None, [one.says() for one in self._open]), wait_s)
+    def _agree(self, call: str, *, late: bool = False) -> bool:
+        """Ends the loads that ended on all ranks, and returns whether one of them does not wait any longer.
+
+        Args:
+            call: in which they agree.
+            late: whether this rank does not.
+        """
+        of_ranks = self._together(
+            call, lambda: (None, [late, *(one.says() for one in self._open)]), self._timeout_s / 2
+        )
+        over = any(words[0] for words in of_ranks)
+        of_ranks = [words[1:] for words in of_ranks]
         good: list[GatedLoad] = []
         for one, words in zip(list(self._open), zip(*of_ranks, strict=True), strict=True):
             verdict = one.verdict(words)
@@ -316,6 +343,7 @@ class RankedOffloader:
                 raise self._break(
                     RanksDifferError(f"a load of {one.job.request_id!r} ended otherwise on rank {self.channel.rank}")
                 )
+        return over
 
     def _conclude(self, one: GatedLoad, *, good: bool) -> None:
         one.failed = not good
@@ -329,7 +357,15 @@ class RankedOffloader:
     def _note(self, call: str, *what: Any) -> None:
         """Remembers a call that exchanges nothing: the next exchange finds out if other ranks made others."""
         self._check()
-        self._calls.update(repr((call, *(_label(one) for one in what))).encode())
+        self._calls.update(repr((call, *what)).encode())
+
+    def _number(self, request_id: Hashable) -> int | None:
+        """The number of a request; `None` for one that was not looked up."""
+        return self._numbers.get(request_id) if isinstance(request_id, Hashable) else None
+
+    def _forget(self, request_id: Hashable) -> None:
+        self._loadable.discard(request_id)
+        self._numbers.pop(request_id, None)
 
     def _together(self, call: str, work: Callable[[], tuple[Any, Any]], wait_s: float = 0.0) -> list[Any]:
         """Does this rank's part of a call, and returns what every rank has to say of its own.
@@ -343,15 +379,18 @@ class RankedOffloader:
         try:
             of, words = work()
         except Exception as error:
-            messages = self._exchange(encode(call, None, None, failure=f"{type(error).__name__}: {error}"), wait_s)
+            failure = f"{type(error).__name__}: {error}"
+            messages = self._exchange(encode(call, None, None, failure=failure), wait_s)
             if not all(failures(messages)):
                 self._break(RanksDifferError(f"rank {self.channel.rank} failed in {call!r} where others did not"))
             raise
-        messages = self._exchange(encode(call, [self._calls.hexdigest(), of], words), wait_s)
+        messages = self._exchange(encode(call, [self._calls.hexdigest(), of], words, raised=self._raised), wait_s)
         try:
-            return bodies(messages, self.channel.rank)
+            agreed_on = bodies(messages, self.channel.rank)
         except RanksError as error:
             raise self._break(error) from None
+        self._raised = ""
+        return agreed_on
 
     def _exchange(self, message: bytes, wait_s: float) -> list[bytes]:
         try:
@@ -367,8 +406,3 @@ class RankedOffloader:
     def _check(self) -> None:
         if self._broken is not None:
             raise RanksError(f"the ranks must be made anew after an error: {self._broken}") from self._broken
-
-
-def _label(value: Any) -> Any:
-    """What of a value is the same in every process."""
-    return value if isinstance(value, (str, bytes, int, tuple)) else type(value).__name__

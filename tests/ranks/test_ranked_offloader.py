@@ -2,6 +2,7 @@
 
 import threading
 import time
+import uuid
 
 import numpy as np
 import pytest
@@ -14,6 +15,10 @@ from tests.support.ranks import Hub, run_ranks
 from tests.support.serving_engine import Served
 
 PROMPT = np.arange(40)
+
+
+def no_memory(*_, **__):
+    raise MemoryError("no room")
 
 
 class TestLookups:
@@ -436,7 +441,13 @@ class TestRanksThatFail:
 
     @pytest.mark.parametrize(
         ("name", "values"),
-        [("blocks_per_chunk", (1, 2)), ("checkpoint_tokens", (None, 16)), ("store_after", (1, 2)), ("model", "ab")],
+        [
+            ("blocks_per_chunk", (1, 2)),
+            ("checkpoint_tokens", (None, 16)),
+            ("store_after", (1, 2)),
+            ("model", "ab"),
+            ("deadline_s", (None, 9.0)),
+        ],
     )
     def test_ranks_with_other_options_are_refused_at_the_start(self, name, values):
         def work(rank, hub):
@@ -468,6 +479,120 @@ class TestRanksThatFail:
         assert isinstance(one, RankLostError)
         assert isinstance(two, RanksDifferError)
         assert "a load of 'again' ended otherwise on rank 1" in str(two)
+
+    @pytest.mark.parametrize("ahead", [None, "poll", "wait", "lookup"])
+    def test_a_load_that_raises_on_one_rank_ends_the_group_and_its_cause_is_told(self, ahead):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            if rank:
+                engine.local.start_load = no_memory
+            calls = {"poll": engine.ranked.poll, "wait": engine.ranked.wait, "lookup": lambda: engine.look_up(request)}
+            try:
+                if rank:
+                    with pytest.raises(MemoryError):
+                        engine.load(request)
+                else:
+                    engine.load(request)
+                calls[ahead or "poll"]()
+            finally:
+                engine.ranked.close()
+
+        for one in run_ranks(2, work):
+            assert isinstance(one, RanksDifferError), one
+            assert "on rank 1, the load of 'again' raised MemoryError: no room" in str(one)
+
+    def test_loads_that_fail_crosswise_are_not_taken_for_each_other(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
+            engine.serve("first", PROMPT)
+            start = engine.local.start_load
+            try:
+                for n, name in enumerate(("a", "b")):
+                    request = Served(name, PROMPT)
+                    engine.look_up(request)
+                    engine.local.start_load = start if n == rank else no_memory
+                    try:
+                        engine.load(request)
+                    except MemoryError:
+                        engine.drop_blocks(request)
+                engine.ranked.wait()
+            finally:
+                engine.ranked.close()
+
+        assert [type(one) for one in run_ranks(2, work)] == [RanksDifferError] * 2
+
+    def test_a_load_that_raises_on_all_ranks_changes_nothing(self):
+        def script(engine):
+            engine.serve("first", PROMPT)
+            engine.ranked.lookup("again", PROMPT)
+            with pytest.raises(ValueError, match="`block_tables` must"):
+                engine.ranked.load(engine.caches, "again", {})
+            assert engine.ranked.poll() == []
+            engine.ranked.finish("again")
+            return engine.serve("third", PROMPT)
+
+        assert on_ranks(2, layouts.GEMMA, script) == [39, 39]
+
+    def test_requests_are_told_apart_whatever_their_ids_are(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
+            engine.serve("first", PROMPT)
+            ids = [uuid.UUID(int=n + 10 * rank) for n in range(2)]
+            requests = [Served(one, PROMPT) for one in ids]
+            try:
+                for request in requests:
+                    engine.look_up(request)
+                engine.load(requests[rank])
+                engine.ranked.wait()
+            finally:
+                engine.ranked.close()
+
+        assert [type(one) for one in run_ranks(2, work)] == [RanksDifferError] * 2
+
+    def test_ids_that_are_written_otherwise_in_each_process_are_no_difference(self):
+        def script(engine):
+            first = engine.serve(("a", object()), PROMPT), engine.serve(object(), PROMPT)
+            return first, engine.serve(uuid.uuid4(), PROMPT)
+
+        assert on_ranks(2, layouts.GEMMA, script) == [((0, 39), 39)] * 2
+
+    def test_a_load_may_take_longer_than_a_rank_waits_for_an_answer(self):
+        """Ranks that have ended theirs hear that another's goes on."""
+
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16, timeout_s=0.4)
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            if rank:
+                engine.faults.choose = FaultsAt({("load", 0): Fault.HANG})
+                threading.Timer(1.5, engine.faults.release).start()
+            result = engine.ranked.wait(engine.load(request))
+            engine.ranked.close()
+            return result.ok
+
+        assert run_ranks(2, work) == [True, True]
+
+    @pytest.mark.parametrize("timeout_s", [None, 0, -1, "1"])
+    def test_ranks_wait_for_each_other_for_some_time(self, timeout_s):
+        def work(rank, hub):
+            with pytest.raises(ValueError, match="`timeout_s` must"):
+                RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16, timeout_s=timeout_s)
+
+        assert run_ranks(1, work) == [None]
+
+    @pytest.mark.parametrize("requests", [[1], {"a": 3}])
+    def test_requests_are_arguments_by_id(self, requests):
+        def script(engine):
+            with pytest.raises(ValueError, match="`requests` must hold the arguments of `lookup` by request id"):
+                engine.ranked.lookup_all(requests)
+            with pytest.raises(ValueError, match="`job` must be one of this offloader, got None"):
+                engine.ranked.cancel(None)
+
+        on_ranks(1, layouts.GEMMA, script)
 
     def test_what_is_no_offloader_is_refused(self):
         with pytest.raises(ValueError, match="`offloader` must be an Offloader, got 3"):
