@@ -12,15 +12,18 @@ Run it from a checkout, with the extra `examples` installed:
     python examples/many_processes.py --lose 1
 
 With `--lose`, one of the processes dies in the middle; the others say so and end. Exit code 0: all tokens equal, in all
-processes; 1: they differ; 2: bad input; 3: a process was lost.
+processes; 1: they differ; 2: bad input; 3: a process was lost; 130: interrupted.
 """
 
 import argparse
+import contextlib
 import json
 import os
 import socket
 import subprocess
 import sys
+import tempfile
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,7 +40,7 @@ from jax.sharding import Mesh
 import kvjax
 from kvjax.ranks import RanksError
 
-TOKENS_DIFFER, BAD_INPUT, LOST = 1, 2, 3
+TOKENS_DIFFER, BAD_INPUT, LOST, INTERRUPTED = 1, 2, 3, 130
 NEW_TOKENS, SEATS, ROWS, TIMEOUT_S = 12, 4, 32, 10.0
 
 
@@ -55,15 +58,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     command = [sys.executable, __file__, *given, "--port", str(port)]
-    processes = [
-        subprocess.Popen([*command, "--rank", str(rank)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        for rank in range(options.processes)
-    ]
-    ended = [process.communicate() for process in processes]
-    codes = [process.returncode for process in processes]
-    failed = next((rank for rank, code in enumerate(codes) if code == LOST), None)
-    if failed is not None:
-        print(f"many_processes: error: {ended[failed][1].splitlines()[-1]}", file=sys.stderr)
+    try:
+        codes, ended = _run([[*command, "--rank", str(rank)] for rank in range(options.processes)])
+    except KeyboardInterrupt:
+        print("many_processes: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    told = [f"process {rank}: {err.splitlines()[-1]}" for rank, (_, err) in enumerate(ended) if codes[rank] == LOST]
+    killed = [f"process {rank} was killed by signal {-code}" for rank, code in enumerate(codes) if code < 0]
+    if told or killed:
+        print(f"many_processes: error: {(told + killed)[0]}", file=sys.stderr)
         return LOST
     if any(codes):
         print("".join(err for _, err in ended), file=sys.stderr)
@@ -80,9 +83,42 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0 if identical else TOKENS_DIFFER
 
 
+def _run(commands: Sequence[Sequence[str]]) -> tuple[list[int], list[tuple[str, str]]]:
+    """Runs processes to their ends, and returns their exit codes, and what each wrote to its two outputs.
+
+    Where one fails, the others have some time to say so, and are then killed; on Ctrl-C all are, at once.
+    """
+    with contextlib.ExitStack() as stack:
+        files = [[stack.enter_context(tempfile.TemporaryFile("w+")) for _ in range(2)] for _ in commands]
+        processes = [
+            subprocess.Popen(one, stdout=out, stderr=err) for one, (out, err) in zip(commands, files, strict=True)
+        ]
+        over = None
+        try:
+            while any(process.poll() is None for process in processes):
+                if over is None and any(process.poll() for process in processes):
+                    over = time.monotonic() + 3 * TIMEOUT_S
+                if over is not None and time.monotonic() >= over:
+                    break
+                time.sleep(0.05)
+        finally:
+            for process in processes:
+                process.kill()
+                process.wait()
+        for of_process in files:
+            for file in of_process:
+                file.seek(0)
+        return [process.returncode for process in processes], [(out.read(), err.read()) for out, err in files]
+
+
 def _parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="A batching loop in several processes.", exit_on_error=False)
-    parser.add_argument("--processes", type=int, default=2, help=f"2 or {HEADS}, among which {HEADS} heads are split")
+    parser.add_argument(
+        "--processes",
+        type=int,
+        default=2,
+        help=f"how many, a divisor of {HEADS}: the heads are split among them (default 2)",
+    )
     parser.add_argument("--requests", type=int, default=8, help="requests to serve (default 8)")
     parser.add_argument("--lose", type=int, metavar="RANK", help="a process that dies in the middle, not 0")
     parser.add_argument("--json", action="store_true", help="one JSON document on standard output")

@@ -63,30 +63,45 @@ class Loop:
         self.waiting: deque[Sequence] = deque()
         self.admitted: list[Sequence] = []  # in the order of their admission
         self.counts = Counts()
-        self._rows, self._seats = rows, seats
+        self._rows, self._seats, self._max_tokens = rows, seats, max_tokens
         self._table_blocks = {name: -(-max_tokens // TOKENS_PER_BLOCK[name]) for name in (FULL, LOCAL)}
         self._step = jax.jit(lambda caches, batch: step(weights, caches, batch), donate_argnums=0, out_shardings=places)
 
     # --- from outside
 
     def submit(self, sequence: Sequence) -> None:
-        """Takes a request on."""
+        """Takes a request on.
+
+        Raises:
+            ValueError: it has more tokens than was said, or than an empty device could hold.
+        """
+        num_tokens = sequence.prompt_tokens + sequence.num_new
+        if num_tokens > self._max_tokens:
+            raise ValueError(f"`sequence` must have at most {self._max_tokens} tokens in the end, got {num_tokens}")
+        if not self.blocks.could_hold(num_tokens):
+            raise ValueError(
+                f"`sequence` must fit an empty device, which has {self.blocks.num_blocks} blocks, got {num_tokens} tokens"
+            )
         self.waiting.append(sequence)
 
     def abort(self, sequence: Sequence) -> None:
-        """Ends a request wherever it is."""
+        """Ends a request wherever it is; one that is done stays so."""
         if sequence in self.waiting:
             self.waiting.remove(sequence)
         elif sequence in self.admitted:
-            # What the load still writes, it writes before the next step: the blocks can go to others at once.
-            if sequence.job is not None and self.offloader is not None:
-                self.offloader.cancel(sequence.job)
+            self._give_up_load(sequence)
             self._release(sequence)
-        sequence.phase, sequence.job = Phase.ABORTED, None
+        else:
+            return
+        sequence.phase = Phase.ABORTED
 
     def preempt(self, sequence: Sequence) -> None:
-        """Takes the blocks of a running request away. It is admitted again, and goes on where its chunks allow."""
-        self._store(sequence, checkpoint=True)
+        """Takes the blocks of an admitted request away. It is admitted again, and goes on where its chunks allow."""
+        if sequence not in self.admitted:
+            return
+        if sequence.job is None:
+            self._store(sequence, checkpoint=True)
+        self._give_up_load(sequence)
         self._release(sequence)
         sequence.phase = Phase.WAITING
         sequence.num_preemptions += 1
@@ -154,7 +169,8 @@ class Loop:
     def _next_batch(self) -> list[tuple[Sequence, int]]:
         """Who computes in this step, and up to where: one row for those that decode, then parts of prompts."""
         running = [one for one in self.admitted if one.phase is Phase.RUNNING]
-        running.sort(key=lambda one: len(one.tokens) - one.computed)  # those that decode have one token to compute
+        # Those that decode have one token to compute; after them whoever came first, so that nobody waits for ever.
+        running.sort(key=lambda one: len(one.tokens) - one.computed > 1)
         batch: list[tuple[Sequence, int]] = []
         rows = self._rows
         for sequence in running:
@@ -228,6 +244,13 @@ class Loop:
                 checkpoint=checkpoint,
             )
         self.blocks.drop_before(sequence, kvjax.retained_from(self.chunking, sequence.computed))
+
+    def _give_up_load(self, sequence: Sequence) -> None:
+        """Cancels the load of a request. What it still writes, it writes before the next step: the blocks can go to
+        others at once."""
+        if sequence.job is not None and self.offloader is not None:
+            self.offloader.cancel(sequence.job)
+        sequence.job = None
 
     def _release(self, sequence: Sequence) -> None:
         """Ends an admission: its blocks go to others at once, whatever is still being stored from them."""

@@ -91,6 +91,11 @@ class Blocks:
         wanted = {name: len(_places(name, 0, len(sequence.tokens) + 1)) for name in (FULL, LOCAL)} | {STATE: 1}
         return all(len(self._free[name]) >= count for name, count in wanted.items())
 
+    def could_hold(self, num_tokens: int) -> bool:
+        """Whether there are blocks enough, if nobody else has any, for a request of so many tokens."""
+        most = {FULL: num_tokens, LOCAL: num_tokens, STATE: 1}
+        return all(self.num_blocks[name] >= -(-tokens // TOKENS_PER_BLOCK[name]) for name, tokens in most.items())
+
     def reserve(self, sequence: Sequence, start: int, stop: int, load: Mapping[str, range] | None = None) -> bool:
         """Gives a sequence a slot, and a block for each token before `stop` that the token at `start` reads.
 

@@ -67,7 +67,8 @@ class CoordinationChannel:
 
     def _exchanged(self, place: str, payload: bytes, timeout_s: float) -> dict[int, bytes]:
         self._client.key_value_set_bytes(f"{place}/{self.rank}", payload)
-        self._client.wait_at_barrier(f"{place}/all", max(1, round(timeout_s * 1000)), self._processes)
+        # One barrier for all exchanges: the service never forgets one.
+        self._client.wait_at_barrier(f"{self._prefix}/all", max(1, round(timeout_s * 1000)), self._processes)
         given = self._given(place)
         # Whoever is here has read what was given before: it is not needed any more.
         if self._count:

@@ -7,6 +7,8 @@ import continuous_batching
 import jax.numpy as jnp
 import pytest
 from batching.loop import Loop
+from batching.model import FULL, LOCAL, STATE, new_weights
+from batching.sequences import Phase, Sequence
 from continuous_batching import main
 
 from tests.support.faults import Fault, RandomFaults, inject
@@ -52,6 +54,58 @@ def test_loads_that_fail_cost_time_and_no_token(monkeypatch, capsys: pytest.Capt
     code, found = run([], capsys)
     assert code == 0
     assert found["modes"]["small device, kvjax"]["failed_loads"] > 0
+
+
+def test_nobody_waits_for_ever_where_the_newest_is_always_preempted(capsys: pytest.CaptureFixture[str]):
+    code, found = run(["--preempt-every", "1", "--requests", "6"], capsys)
+    assert code == 0
+    assert found["modes"]["small device, kvjax"]["preemptions"] > 20
+
+
+def test_a_request_preempted_while_it_loads_forgets_that_load(monkeypatch, capsys: pytest.CaptureFixture[str]):
+    taken = []
+
+    class Hasty(Loop):
+        def iterate(self):
+            super().iterate()
+            loading = [one for one in self.admitted if one.phase is Phase.LOADING]
+            if loading and len(taken) < 12:
+                self.preempt(loading[0])
+                self.offloader.invalidate()  # it comes back with a miss
+                taken.append(loading[0].name)
+
+    monkeypatch.setattr(continuous_batching, "Loop", Hasty)
+    code, _ = run([], capsys)
+    assert code == 0
+    assert len(taken) > 3
+
+
+class TestLoop:
+    @pytest.fixture
+    def loop(self):
+        blocks = {FULL: 4, LOCAL: 8, STATE: 2}
+        return Loop(new_weights(0), blocks, offload=None, seats=2, rows=8, max_tokens=80)
+
+    def test_what_the_device_could_never_hold_is_refused(self, loop):
+        with pytest.raises(ValueError, match="`sequence` must fit an empty device"):
+            loop.submit(Sequence("a", [1] * 60, 5))
+        with pytest.raises(ValueError, match="`sequence` must have at most 80 tokens in the end, got 81"):
+            loop.submit(Sequence("a", [1] * 60, 21))
+        loop.submit(Sequence("a", [1] * 60, 4))
+        while not loop.is_idle:
+            loop.iterate()
+            assert loop.counts.iterations < 50
+
+    def test_what_ended_or_waits_is_neither_aborted_nor_preempted(self, loop):
+        done, waiting = Sequence("a", [1] * 8, 1), Sequence("b", [2] * 8, 1)
+        loop.submit(done)
+        while not loop.is_idle:
+            loop.iterate()
+        loop.submit(waiting)
+        for one in (done, waiting):
+            loop.preempt(one)
+        loop.abort(done)
+        assert (done.phase, waiting.phase, loop.counts.preemptions) == (Phase.DONE, Phase.WAITING, 0)
 
 
 def test_a_wrong_byte_shows(monkeypatch, capsys: pytest.CaptureFixture[str]):
