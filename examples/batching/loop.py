@@ -80,7 +80,7 @@ class Loop:
             raise ValueError(f"`sequence` must have at most {self._max_tokens} tokens in the end, got {num_tokens}")
         if not self.blocks.could_hold(num_tokens):
             raise ValueError(
-                f"`sequence` must fit an empty device, which has {self.blocks.num_blocks} blocks, got {num_tokens} tokens"
+                f"`sequence` must fit an empty device, with {self.blocks.num_blocks} blocks, got {num_tokens} tokens"
             )
         self.waiting.append(sequence)
 

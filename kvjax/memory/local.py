@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import NamedSharding
 
 from kvjax.chunking import Chunking, resolve_chunking
@@ -145,9 +146,24 @@ def _local_leaf(name: str, spec: LeafSpec, shape: tuple[int, ...], sharding: Any
             f"`caches` leaf {name!r} must have its blocks on every process, got {here[blocks]} of {shape[blocks]} "
             f"here, with {sharding}: give each part of the blocks an offloader of its own"
         )
+    if not all_parts_are_boxes(np.asarray(sharding.mesh.devices)):
+        raise ValueError(
+            f"`caches` leaf {name!r} must lie on a mesh in which the devices of each process stand together in one "
+            f"block, got {sharding.mesh}"
+        )
     mesh = sharding.mesh.local_mesh
     assert mesh is not None, "a mesh with devices of this process has a part of them"
     return LocalLeaf(here, NamedSharding(mesh, sharding.spec), tuple(spans))
+
+
+def all_parts_are_boxes(devices: np.ndarray) -> bool:
+    """Whether the devices of every process stand together in a mesh: the same answer in each of them."""
+    processes = np.array([device.process_index for device in devices.flat]).reshape(devices.shape)
+    for process in np.unique(processes):
+        places = np.argwhere(processes == process)
+        if len(places) != np.prod(places.max(0) - places.min(0) + 1):
+            return False
+    return True
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
