@@ -536,6 +536,19 @@ class TestRanksThatFail:
 
         assert on_ranks(2, layouts.GEMMA, script) == [39, 39]
 
+    def test_a_deadline_is_that_of_all_ranks(self):
+        def work(rank, hub):
+            engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)
+            engine.serve("first", PROMPT)
+            request = Served("again", PROMPT)
+            engine.look_up(request)
+            try:
+                engine.ranked.wait(engine.load(request, deadline_s=20.0 + rank))
+            finally:
+                engine.ranked.close()
+
+        assert [type(one) for one in run_ranks(2, work)] == [RanksDifferError] * 2
+
     def test_requests_are_told_apart_whatever_their_ids_are(self):
         def work(rank, hub):
             engine = RankedEngine(rank, hub, layouts.GEMMA, host_bytes=1 << 16)

@@ -86,6 +86,7 @@ def walk(layout, seed, num_ranks, steps=70):
         engine.ranked.wait()
         assert not engine.ranked._open, "all loads have ended"
         assert not engine.ranked._loadable, "nothing is remembered of requests that finished"
+        assert not engine.ranked._numbers, "nor are their numbers"
         return walked.seen, engine.bytes_compared, engine.faults.counts.total()
 
     return on_ranks(num_ranks, layout, script, host_bytes=16000)
