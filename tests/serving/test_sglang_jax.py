@@ -334,6 +334,20 @@ def test_a_backup_that_fails_is_told_by_its_flush_and_leaves_the_page_empty(pool
     pool.free([page, kept])
 
 
+def test_a_flush_waits_for_all_that_was_staged(pool, monkeypatch):
+    first, second = pool.alloc(2).tolist()
+    pool.stage_backup([1], [first])
+    with monkeypatch.context() as patch:
+        patch.setattr(pool._shared._mover, "store", lambda caches, plan: (caches, Failed()))
+        pool.stage_backup([2], [second])
+    with pytest.raises(OSError, match="the link is down"):
+        pool.flush_backup([first, second])
+    for page in (first, second):
+        with pytest.raises(RuntimeError, match="must hold data to be loaded"):
+            pool.stage_load([page])
+    pool.free([first, second])
+
+
 def test_pages_lost_with_the_memory_hold_no_data_any_more(pool, monkeypatch):
     """On accelerators a program that dies takes the pinned memory, which was donated to it, along."""
     page, lost, unflushed = pool.alloc(3).tolist()

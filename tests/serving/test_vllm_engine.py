@@ -61,6 +61,31 @@ def test_states_are_restored_where_steps_ended_and_checkpoints_want_them(connect
     assert restored == [0, 0, 128, 128]
 
 
+@pytest.mark.parametrize("transfer", ["direct", "staged"])
+@pytest.mark.parametrize("groups", [MIXED, STATES], ids=["attention", "states"])
+def test_no_step_compiles_anything(connector, compilations, monkeypatch, groups, transfer):
+    """tpu-inference compiles all programs when it starts, and can refuse those that come later."""
+    engine = engine_of(connector, groups, extra={"checkpoint_tokens": 32, "transfer": transfer})
+    compiled = []
+
+    def counting(call):
+        def counted(*args):
+            compilations.clear()
+            result = call(*args)
+            compiled.extend(compilations)
+            return result
+
+        return counted
+
+    for name in ("bind_connector_metadata", "start_load_kv", "wait_for_save", "get_transfer_results"):
+        monkeypatch.setattr(engine.worker, name, counting(getattr(engine.worker, name)))
+    for name, num_tokens in (("first", 100), ("again", 150), ("once more", 97)):
+        engine.add(request_of(engine, name, list(range(num_tokens))))
+        engine.run()
+    assert engine.restored_tokens
+    assert compiled == []
+
+
 SHARED = [Group(FullAttention(), 8, (0, 1)), Group(SlidingWindow(20), 8, (0, 1)), Group(SlidingWindow(20), 8, (0,))]
 BLOCKS = {1: 40, 3: 75}  # in the device pool, by the number of groups
 UNIFORM = [Group(FullAttention(), 8, (0, 1, 2))]
@@ -188,6 +213,32 @@ def test_loads_and_stores_that_fail_cost_computing_and_nothing_else(connector, g
     assert engine.failed_loads > 0
     assert engine.restored_tokens > 0
     assert "planted" in caplog.text
+
+
+@pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])
+def test_a_request_whose_load_failed_is_not_restored_again(connector, groups):
+    """Not even when it is preempted later; and a state that was to be restored is not kept for its first step."""
+    engine = engine_of(connector, groups, extra={"checkpoint_tokens": 32})
+    tokens = list(range(128))
+    engine.add(request_of(engine, "first", tokens, max_tokens=33))
+    engine.run()
+    side = engine.worker._worker
+    side.mover, mover = Unreliable(side.mover, np.random.default_rng(0), fails=1), side.mover
+    engine.add(request_of(engine, "again", [*tokens, 1], max_tokens=40))
+    engine.step()
+    assert engine.restored_tokens > 0
+    assert not side._states._held
+    side.mover = mover
+    while engine.requests["again"].num_known < 140:
+        engine.step()
+    engine._preempt(engine.running.pop())
+    engine.restored_tokens = 0
+    engine.run()
+    assert engine.restored_tokens == 0
+    assert engine.failed_loads == 1
+    engine.add(request_of(engine, "next", [*tokens, 1], max_tokens=2))
+    engine.run()
+    assert engine.restored_tokens > 0
 
 
 @pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])

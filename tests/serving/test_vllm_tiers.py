@@ -25,6 +25,12 @@ class Offloader:
     def poll(self):
         self.polls += 1
 
+    def prepare_load(self, request_id, tables):
+        return type("Load", (), {"request_id": request_id, "num_chunks": 0})()
+
+    def issued(self, request_id, operation, work, transfer):
+        return SimpleNamespace(result=None)
+
     def finish(self, request_id):
         self.finished.append(request_id)
 
@@ -56,5 +62,15 @@ def test_a_request_that_is_finished_and_comes_again_waits_anew(books):
     assert books._offloader.finished == ["r"]
     books._offloader.job = None
     assert books.lookup("r", num_tokens=17).hit_tokens == 16, "nothing of the old one is awaited"
+    books._offloader.job = SimpleNamespace(result=None)
+    assert books.lookup("r", num_tokens=17) is None
+
+
+def test_a_request_that_was_restored_and_preempted_waits_anew(books):
+    """What it had may have left the host pool since, and be in a tier alone."""
+    assert books.lookup("r", num_tokens=17) is None
+    books._offloader.job.result = SimpleNamespace(ok=True)
+    assert books.lookup("r", num_tokens=17).hit_tokens == 16
+    books.prepare_load("r", {})
     books._offloader.job = SimpleNamespace(result=None)
     assert books.lookup("r", num_tokens=17) is None

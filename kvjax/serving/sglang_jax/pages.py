@@ -32,8 +32,8 @@ class Pages:
 
     @property
     def num_free(self) -> int:
-        """Pages that can be taken now."""
-        return min(self._ids.num_free, self._units.num_free // self._units_per_page)
+        """Pages that can be taken now. There are as many ids as fit all units, so those never run out first."""
+        return self._units.num_free // self._units_per_page
 
     def take(self, num_pages: int) -> np.ndarray | None:
         """Returns the ids of `num_pages` free pages, `int64`; `None`, and nothing is taken, if there are fewer."""

@@ -4,7 +4,7 @@ A running request has one slot, which its runner gives it in its first step. A s
 loaded into the null slot, and waits on the device, outside the cache, for the step in which there is a slot for it.
 """
 
-from collections.abc import Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -39,9 +39,9 @@ class States:
         self._runner = runner
         self._slots: dict[str, int] = {}
         self._held: dict[str, list[jax.Array]] = {}
-        self._write = jax.jit(
-            _written, donate_argnums=0, out_shardings=[caches[name].sharding for name in self._leaves]
-        )
+        leaves = [caches[name] for name in self._leaves]
+        if leaves:
+            self._read, self._write = _compiled(leaves)
 
     def note_slots(self) -> None:
         """Notes where the states are that a step wrote: a store of them is issued when the slots may be others'."""
@@ -63,7 +63,7 @@ class States:
     def hold(self, request_id: str, plan: LoadPlan, caches: Mapping[str, jax.Array]) -> None:
         """Takes a state that a plan loaded out of the null slot."""
         if any(moves.group_idx in self._groups for moves in plan.moves):
-            self._held[request_id] = _read([caches[name] for name in self._leaves], STATE)
+            self._held[request_id] = self._read([caches[name] for name in self._leaves], STATE)
 
     def drop(self, request_ids: Iterable[str]) -> None:
         """Forgets states that will not be asked for."""
@@ -86,13 +86,23 @@ class States:
         return {name: int(batch.mamba_state_indices_cpu[i]) for name, i in batch.req_id_to_index.items()}
 
 
-@jax.jit
+def _compiled(leaves: list[jax.Array]) -> tuple[Callable[..., list[jax.Array]], Callable[..., list[jax.Array]]]:
+    """Returns `_read` and `_written` as programs: no step of a server should have to compile."""
+    read = jax.jit(_read).lower(leaves, STATE).compile()
+    states = [
+        jax.ShapeDtypeStruct(one.shape, one.dtype, sharding=sharding)
+        for one, sharding in zip(read.out_info, read.output_shardings, strict=True)
+    ]
+    write = jax.jit(_written, donate_argnums=0, out_shardings=[leaf.sharding for leaf in leaves])
+    return read, write.lower(leaves, states, STATE).compile()
+
+
 def _read(leaves: list[jax.Array], slot: int) -> list[jax.Array]:
     return [_bits(leaf)[slot] for leaf in leaves]
 
 
 def _written(leaves: list[jax.Array], states: list[jax.Array], slot: int) -> list[jax.Array]:
-    """Writes states, as `_read` returns them, to one slot."""
+    """Returns the leaves with states, as `_read` returns them, in one slot."""
     return [
         jax.lax.bitcast_convert_type(_bits(leaf).at[slot].set(state), leaf.dtype)
         for leaf, state in zip(leaves, states, strict=True)
