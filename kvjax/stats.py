@@ -1,10 +1,10 @@
 """What an offloader did and holds, as one snapshot."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from kvjax.ledger import Ledger
-from kvjax.observe.durations import DurationCounts
+from kvjax.observe.durations import DurationCounts, Durations
 
 if TYPE_CHECKING:
     from kvjax.jobs import Jobs
@@ -163,7 +163,36 @@ class Stats:
     tiers: tuple[TierStats, ...] = ()
 
 
-def stats_of(ledger: Ledger, jobs: "Jobs", flow: "TierFlow", budget_bytes: int, most_staged_bytes: int) -> Stats:
+@dataclass(frozen=True, slots=True)
+class _NoJobs:
+    """What jobs tell where moves are made elsewhere; see `Jobs`."""
+
+    num_open: int
+    num_cancelled: int = 0
+    num_late: int = 0
+    num_given_up: int = 0
+    load_seconds: Durations = field(default_factory=Durations)
+    store_seconds: Durations = field(default_factory=Durations)
+    promote_seconds: Durations = field(default_factory=Durations)
+
+
+@dataclass(frozen=True, slots=True)
+class _NoTiers:
+    """What the flow to lower tiers tells where there are none; see `TierFlow`."""
+
+    num_restored: int = 0
+    num_recomputed: int = 0
+    levels: tuple["Level", ...] = ()
+
+
+def ledger_stats(ledger: Ledger, budget_bytes: int, open_jobs: int) -> Stats:
+    """Returns what a ledger alone did and holds, where the moves are made, and timed, elsewhere."""
+    return stats_of(ledger, _NoJobs(open_jobs), _NoTiers(), budget_bytes, most_staged_bytes=0)
+
+
+def stats_of(
+    ledger: Ledger, jobs: "Jobs | _NoJobs", flow: "TierFlow | _NoTiers", budget_bytes: int, most_staged_bytes: int
+) -> Stats:
     """Returns what a ledger, its jobs and its tiers did and hold."""
     counts, pool = ledger.counts, ledger.pool
     promoted = ledger.promoted_by_group

@@ -13,7 +13,8 @@ pytestmark = pytest.mark.filterwarnings("ignore")
 
 
 def real(name):
-    return getattr(importlib.import_module(vllm_interface.BASE), name)
+    found = importlib.import_module(vllm_interface.BASE)
+    return getattr(found, name, None) or getattr(importlib.import_module(vllm_interface.METRICS), name)
 
 
 def shape(function):
@@ -30,12 +31,13 @@ def methods(cls):
     }
 
 
-@pytest.mark.parametrize("stand_in", vllm_interface.CLASSES, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "stand_in", vllm_interface.CLASSES + vllm_interface.METRIC_CLASSES, ids=lambda cls: cls.__name__
+)
 def test_a_stand_in_has_what_the_real_class_has(stand_in):
     cls = real(stand_in.__name__)
     if dataclasses.is_dataclass(stand_in):
         assert {f.name for f in dataclasses.fields(stand_in)} == {f.name for f in dataclasses.fields(cls)}
-        return
     for name, method in methods(stand_in).items():
         theirs = getattr(cls, name)
         assert [one[0] for one in shape(method)] == [one[0] for one in shape(theirs)], name
@@ -54,6 +56,14 @@ def test_the_connector_answers_every_call_as_the_interface_declares_it():
             continue
         assert declared is not None, f"{name} is no method of the interface"
         assert shape(method) == shape(declared), name
+
+
+def test_figures_are_what_the_interface_asks_for():
+    telemetry = importlib.import_module("kvjax.serving.vllm.telemetry")
+    for ours, theirs in (("KvjaxStats", "KVConnectorStats"), ("KvjaxPromMetrics", "KVConnectorPromMetrics")):
+        assert issubclass(getattr(telemetry, ours), real(theirs))
+        for name, method in methods(getattr(telemetry, ours)).items():
+            assert shape(method) == shape(getattr(real(theirs), name)), name
 
 
 def test_metadata_is_what_the_interface_asks_for():

@@ -121,7 +121,7 @@ class VllmEngine:
         algorithm = get_hash_fn_by_name(self.config.cache_config.prefix_caching_hash_algo)
         utils.init_none_hash(algorithm)
         self.hasher = utils.get_request_block_hasher(unit, algorithm)
-        self.ahead, self.pending = ahead, []
+        self.ahead, self.pending, self.scheduler_stats = ahead, [], []
         self.said, self.known, self.tables, self.stats = {}, {}, {}, {"restored": 0, "preempted": 0}
 
     def add(self, said):
@@ -185,7 +185,11 @@ class VllmEngine:
         told.kv_connector_worker_meta = pickle.loads(pickle.dumps(told.kv_connector_worker_meta))
         self.pending.append((output, self._sampled(output, starts, told)))
         while len(self.pending) > self.ahead:
-            self.scheduler.update_from_output(*self.pending.pop(0))
+            self._update()
+
+    def _update(self):
+        told = self.scheduler.update_from_output(*self.pending.pop(0))
+        self.scheduler_stats += [one.scheduler_stats for one in told.values() if one.scheduler_stats is not None]
 
     def _sampled(self, output, starts, told):
         from vllm.v1.outputs import ModelRunnerOutput
@@ -213,7 +217,7 @@ class VllmEngine:
                 break
             self.step()
         while self.pending:
-            self.scheduler.update_from_output(*self.pending.pop(0))
+            self._update()
         assert not self.scheduler.requests, sorted(self.scheduler.requests)
         self.books.check_integrity()
         assert self.books.num_requests == 0
@@ -320,6 +324,43 @@ def test_a_tier_outlives_vllm(tmp_path):
         engine.worker.shutdown()
     assert loaded[0] == 0
     assert loaded[1] > 0
+
+
+def test_figures_are_in_the_log_and_metrics_of_vllm(tmp_path):
+    """What passes from the scheduler to vLLM's front end, through its encoding, and what is written there."""
+    import prometheus_client
+    from vllm.distributed.kv_transfer.kv_connector.v1 import metrics
+    from vllm.v1.metrics.stats import SchedulerStats
+    from vllm.v1.serial_utils import MsgpackDecoder, MsgpackEncoder
+
+    engine = VllmEngine(tmp_path, MIXED, num_blocks=60, host_bytes=12 * 1024)
+    converse(engine, np.random.default_rng(0), turns=4)
+    log, lines = metrics.KVConnectorLogging(engine.config.kv_transfer_config), []
+    shown = metrics.KVConnectorProm(engine.config, ["model_name", "engine"], {0: ["a model", "0"]})
+    try:
+        for stats in engine.scheduler_stats:
+            passed = MsgpackDecoder(SchedulerStats).decode(MsgpackEncoder().encode(stats))
+            if passed.kv_connector_stats:
+                log.observe(passed.kv_connector_stats)
+            if passed.kv_connector_stats is not None:
+                shown.observe(passed.kv_connector_stats, 0)
+        log.log(lambda text, told: lines.append(text % told))
+        totals = engine.scheduler.connector._books.books.stats()
+        assert totals.hit_tokens > 0
+        assert totals.evicted_chunks > 0
+        assert f"prompts looked up={totals.lookups}, tokens looked up={totals.lookup_tokens}" in lines[0]
+        values = prometheus_client.REGISTRY.get_sample_value
+        labels = {"model_name": "a model", "engine": "0"}
+        assert values("kvjax_hit_tokens_total", labels) == totals.hit_tokens
+        assert values("kvjax_open_jobs", labels) == totals.open_jobs == 0
+        for group in totals.groups:
+            of = labels | {"group": group.name}
+            assert (values("kvjax_loaded_bytes_total", of) or 0) == group.bytes_loaded
+            assert (values("kvjax_evicted_chunks_total", of) or 0) == group.chunks_evicted
+            assert values("kvjax_held_bytes", of) == group.bytes_held
+    finally:
+        for metric in shown.prom_metrics._metrics.values():
+            prometheus_client.REGISTRY.unregister(metric)
 
 
 def test_the_name_that_the_tpu_platform_takes_is_the_same_class():

@@ -36,6 +36,31 @@ class KVConnectorWorkerMetadata(ABC):
     def aggregate(self, other): ...
 
 
+@dataclass
+class KVConnectorStats:
+    data: dict = field(default_factory=dict)
+
+    def to_dict(self):
+        return self.data
+
+    def reset(self): ...
+
+    def aggregate(self, other): ...
+
+    def reduce(self): ...
+
+    def is_empty(self): ...
+
+
+class KVConnectorPromMetrics:
+    def __init__(self, vllm_config, metric_types, labelnames, per_engine_labelvalues):
+        self._gauge_cls = metric_types["gauge"]
+        self._counter_cls = metric_types["counter"]
+        self.per_engine_labelvalues = per_engine_labelvalues
+
+    def observe(self, transfer_stats_data, engine_idx=0): ...
+
+
 class KVConnectorBase_V1(ABC):  # noqa: N801
     # ruff: noqa: B027  # as in vLLM, methods that need not be there do nothing
     def __init__(self, vllm_config, role, kv_cache_config):
@@ -90,8 +115,17 @@ class KVConnectorBase_V1(ABC):  # noqa: N801
 
     def reset_cache(self): ...
 
+    def get_kv_connector_stats(self): ...
 
-BASE = "vllm.distributed.kv_transfer.kv_connector.v1.base"
+    @classmethod
+    def build_kv_connector_stats(cls, data=None): ...
+
+    @classmethod
+    def build_prom_metrics(cls, vllm_config, metric_types, labelnames, per_engine_labelvalues): ...
+
+
+ABOVE = "vllm.distributed.kv_transfer.kv_connector.v1"
+BASE, METRICS = f"{ABOVE}.base", f"{ABOVE}.metrics"
 CLASSES = (
     KVConnectorTransferResults,
     SupportsHMA,
@@ -100,24 +134,28 @@ CLASSES = (
     KVConnectorWorkerMetadata,
     KVConnectorBase_V1,
 )
+METRIC_CLASSES = (KVConnectorStats, KVConnectorPromMetrics)
 
 
 def install(monkeypatch) -> None:
     """Puts the stand-ins where vLLM has its classes, until the test ends."""
     monkeypatch.setitem(sys.modules, "kvjax.serving.vllm.connector", None)
-    del sys.modules["kvjax.serving.vllm.connector"]  # imported anew now, and again after the test
-    parts = BASE.split(".")
-    above = None
-    for end in range(1, len(parts) + 1):
-        module = ModuleType(".".join(parts[:end]))
+    monkeypatch.setitem(sys.modules, "kvjax.serving.vllm.telemetry", None)
+    for name in ("connector", "telemetry"):  # imported anew now, and again after the test
+        del sys.modules[f"kvjax.serving.vllm.{name}"]
+    parts = ABOVE.split(".")
+    names = [".".join(parts[:end]) for end in range(1, len(parts) + 1)]
+    for name in (*names, BASE, METRICS):
+        module = ModuleType(name)
         module.__path__ = []
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-        if above is not None:
-            setattr(above, parts[end - 1], module)
-        above = module
+        monkeypatch.setitem(sys.modules, name, module)
+        above, _, last = name.rpartition(".")
+        if above:
+            setattr(sys.modules[above], last, module)
     transfer = sys.modules["vllm.distributed.kv_transfer"]
     transfer.worker = None  # pyright: ignore
     transfer.has_kv_transfer_group = lambda: transfer.worker is not None
     transfer.get_kv_transfer_group = lambda: transfer.worker
-    for one in CLASSES:
-        setattr(above, one.__name__, one)
+    for name, classes in ((BASE, CLASSES), (METRICS, METRIC_CLASSES)):
+        for one in classes:
+            setattr(sys.modules[name], one.__name__, one)

@@ -11,6 +11,7 @@ from kvjax.ledger import Ledger
 from kvjax.packing import cut_into_units
 from kvjax.serving.vllm.messages import Geometry
 from kvjax.serving.vllm.options import Options
+from kvjax.stats import Stats, ledger_stats
 
 
 class Books(Protocol):
@@ -60,6 +61,10 @@ class Books(Protocol):
         """Makes everything a miss."""
         ...
 
+    def stats(self) -> Stats:
+        """As `Offloader.stats`; of jobs and tiers nothing where there is a ledger only."""
+        ...
+
 
 class LedgerBooks:
     """Books of a host pool that a worker in another process owns.
@@ -74,6 +79,8 @@ class LedgerBooks:
     def __init__(self, options: Options, geometry: Geometry, *, model: str, resume_multiple: int):
         chunking = resolve_chunking(geometry.layout, **options.chunking)
         self._num_blocks = geometry.num_blocks
+        self._host_bytes = options.host_bytes
+        self._num_open = 0
         self.ledger = Ledger(
             chunking,
             cut_into_units(chunking, geometry.unit_bytes),
@@ -98,18 +105,23 @@ class LedgerBooks:
 
     def prepare_load(self, request_id: Hashable, tables: Mapping[str, np.ndarray]) -> Load:
         """See `Books`."""
-        return self.ledger.prepare_load(request_id, tables, num_blocks=self._num_blocks)
+        load = self.ledger.prepare_load(request_id, tables, num_blocks=self._num_blocks)
+        self._num_open += 1
+        return load
 
     def prepare_store(
         self, request_id: Hashable, tables: Mapping[str, np.ndarray], num_tokens: int, *, checkpoint: bool
     ) -> Store:
         """See `Books`."""
-        return self.ledger.prepare_store(
+        store = self.ledger.prepare_store(
             request_id, tables, num_tokens, checkpoint=checkpoint, num_blocks=self._num_blocks
         )
+        self._num_open += 1
+        return store
 
     def complete(self, work: Load | Store, moved: Mapping[int, np.ndarray]) -> bool:
         """See `Books`."""
+        self._num_open -= 1
         ok = moved or not work.num_chunks
         if isinstance(work, Load):
             return self.ledger.complete_load(work, ok=ok) == work.hit_tokens
@@ -122,3 +134,7 @@ class LedgerBooks:
     def invalidate(self) -> None:
         """See `Books`."""
         self.ledger.invalidate()
+
+    def stats(self) -> Stats:
+        """See `Books`."""
+        return ledger_stats(self.ledger, self._host_bytes, self._num_open)

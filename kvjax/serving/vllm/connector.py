@@ -13,6 +13,10 @@ from vllm.distributed.kv_transfer.kv_connector.v1.base import (  # pyright: igno
     KVConnectorWorkerMetadata,
     SupportsHMA,
 )
+from vllm.distributed.kv_transfer.kv_connector.v1.metrics import (  # pyright: ignore[reportMissingImports]
+    KVConnectorPromMetrics,
+    KVConnectorStats,
+)
 
 from kvjax.serving.vllm.keys import RequestKeys
 from kvjax.serving.vllm.layout import groups_of, layout_of, tokens_per_hash
@@ -20,6 +24,7 @@ from kvjax.serving.vllm.messages import Orders, Report
 from kvjax.serving.vllm.options import options_of
 from kvjax.serving.vllm.scheduler import SchedulerSide
 from kvjax.serving.vllm.support import check_supported, model_of
+from kvjax.serving.vllm.telemetry import KvjaxPromMetrics, KvjaxStats
 
 if TYPE_CHECKING:
     from kvjax.serving.vllm.books import Books
@@ -91,6 +96,24 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         """False: what is not stored is a miss later."""
         return False
 
+    # --- vLLM's front end --------------------------------------------------------------------------------
+
+    @classmethod
+    def build_kv_connector_stats(cls, data: dict[str, Any] | None = None) -> KVConnectorStats | None:
+        """Returns what `get_kv_connector_stats` told in another process."""
+        return KvjaxStats(data=data or {})
+
+    @classmethod
+    def build_prom_metrics(
+        cls,
+        vllm_config: Any,
+        metric_types: dict[Any, Any],
+        labelnames: list[str],
+        per_engine_labelvalues: dict[int, list[object]],
+    ) -> KVConnectorPromMetrics | None:
+        """Registers the metrics of `docs/metrics.md`."""
+        return KvjaxPromMetrics(vllm_config, metric_types, labelnames, per_engine_labelvalues)
+
     # --- the scheduler's process -------------------------------------------------------------------------
 
     def get_num_new_matched_tokens(self, request: Any, num_computed_tokens: int) -> tuple[int | None, bool]:
@@ -129,6 +152,11 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         """Makes everything a miss."""
         self._books.reset()
         return True
+
+    def get_kv_connector_stats(self) -> KVConnectorStats | None:
+        """Returns what is new of the books, if anything; a worker has no figures."""
+        figures = self._scheduler.figures() if self._scheduler is not None else {}
+        return KvjaxStats(data=figures) if figures else None
 
     # --- the worker's process ----------------------------------------------------------------------------
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from kvjax.handles import Load, Store
 from kvjax.serving.vllm.books import Books, LedgerBooks
+from kvjax.serving.vllm.figures import Figures, Meter
 from kvjax.serving.vllm.keys import RequestKeys
 from kvjax.serving.vllm.messages import Order, Orders, Outcome, Report
 from kvjax.serving.vllm.options import Options
@@ -57,6 +58,7 @@ class SchedulerSide:
         self._open: dict[int, Load | Store] = {}
         self._numbers = count()
         self._orders = Orders()
+        self._meter = Meter()
         self.books = books
 
     # --- what vLLM's scheduler calls, in the order of a step ---------------------------------------------
@@ -159,6 +161,10 @@ class SchedulerSide:
                 tracked.stores = not tracked.admitted
         if self.books is not None:
             self.books.invalidate()
+
+    def figures(self) -> Figures:
+        """Returns what is new of the books since it was last asked."""
+        return self._meter.new(self.books.stats()) if self.books is not None else {}
 
     # --- parts ----------------------------------------------------------------------------------------
 

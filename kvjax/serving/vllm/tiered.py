@@ -11,6 +11,7 @@ from kvjax.ledger import Ledger
 from kvjax.mover import Transfer
 from kvjax.offloader import Offloader
 from kvjax.plan import LoadPlan, StorePlan
+from kvjax.stats import Stats
 
 
 class Reported(Transfer):
@@ -109,6 +110,10 @@ class TieredBooks:
     def invalidate(self) -> None:
         """See `Books`."""
         self._offloader.invalidate()
+
+    def stats(self) -> Stats:
+        """See `Books`."""
+        return self._offloader.stats()
 
     def _issue(self, operation: str, work: Load | Store) -> None:
         reported = Reported()
