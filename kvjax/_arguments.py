@@ -5,19 +5,19 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax._intervals import EMPTY
 from kvjax.chunking import Chunking
 
 
 def check_chunking(chunking: Any) -> None:
     if not isinstance(chunking, Chunking):
-        raise ValueError(f"`chunking` must be a Chunking, as `resolve_chunking` returns it, got {chunking!r}")
+        raise ValueError(f"`chunking` must be a Chunking, as `resolve_chunking` returns it, got {shown(chunking)}")
 
 
 def checkpoint_list(checkpoints: Any) -> list[int]:
     if isinstance(checkpoints, (str, bytes, Mapping)) or not hasattr(checkpoints, "__iter__"):
-        raise ValueError(f"`checkpoints` must be a sequence of non-negative ints, got {checkpoints!r}")
+        raise ValueError(f"`checkpoints` must be a sequence of non-negative ints, got {shown(checkpoints)}")
     listed = [integer(checkpoint, "checkpoints", at_least=0) for checkpoint in checkpoints]
     if not listed:
         raise ValueError("`checkpoints` must hold at least one position, got none")
@@ -44,7 +44,7 @@ def device_prefix(chunking: Chunking, device_tokens: Any, total: int) -> tuple[d
 
 def by_group(chunking: Chunking, present: Any, argument: str) -> dict[int, Any]:
     if not isinstance(present, Mapping):
-        raise ValueError(f"`{argument}` must be a mapping of group names to chunks, got {present!r}")
+        raise ValueError(f"`{argument}` must be a mapping of group names to chunks, got {shown(present)}")
     return {chunking.layout.index(name, argument): chunks for name, chunks in present.items()}
 
 
@@ -117,7 +117,7 @@ def _one_type(chunks: Any, name: str) -> np.ndarray:
     if not isinstance(chunks, np.ndarray) and hasattr(chunks, "__array__"):
         chunks = np.asarray(chunks)
     if not isinstance(chunks, np.ndarray):
-        raise ValueError(f"{rule}, got {chunks!r}")
+        raise ValueError(f"{rule}, got {shown(chunks)}")
     if chunks.ndim != 1 or (chunks.dtype.kind not in "biu" and len(chunks)):
         raise ValueError(f"{rule}, got a {chunks.ndim}-d array of {chunks.dtype.name}")
     return chunks if len(chunks) else EMPTY

@@ -16,6 +16,28 @@ _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
 _SIZE = re.compile(r"([0-9]{1,30})(B|KiB|MiB|GiB|TiB)?")
 
 
+class _Short(reprlib.Repr):
+    """The `repr` of a value in a few words: arrays by type and shape, as their data may be large and on a device."""
+
+    def __init__(self):
+        super().__init__()
+        self.maxstring = self.maxother = self.maxlong = 100
+
+    def repr1(self, x: Any, level: int) -> str:
+        if hasattr(x, "dtype") and getattr(x, "shape", None):
+            return f"an array of {x.dtype}, shape {tuple(x.shape)}"
+        return super().repr1(x, level)
+
+
+_SHORT = _Short()
+
+
+def shown(value: Any) -> str:
+    """Returns how a message shows a value of whatever type: in one line of at most some hundred characters."""
+    line = " ".join(_SHORT.repr(value).split())
+    return line if len(line) <= 120 else line[:100] + " …"
+
+
 def is_int(value: Any) -> bool:
     """True for Python and NumPy integers; False for bools, floats and everything else."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
@@ -30,7 +52,7 @@ def integer(value: Any, name: str, *, at_least: int, below: int = LIMIT) -> int:
     """
     if not is_int(value) or value < at_least:
         rule = {0: "a non-negative int", 1: "a positive int"}.get(at_least, f"an int of at least {at_least}")
-        raise ValueError(f"`{name}` must be {rule}, got {value!r}")
+        raise ValueError(f"`{name}` must be {rule}, got {shown(value)}")
     number = operator.index(value)
     if number >= below:
         raise ValueError(f"`{name}` must be below {below}, got {number}")
@@ -44,7 +66,7 @@ def flag(value: Any, name: str) -> bool:
         ValueError: it is something else.
     """
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"`{name}` must be True or False, got {value!r}")
+        raise ValueError(f"`{name}` must be True or False, got {shown(value)}")
     return bool(value)
 
 
@@ -55,7 +77,7 @@ def text(value: Any, name: str) -> str:
         ValueError: it is something else, or empty.
     """
     if not isinstance(value, str) or not value:
-        raise ValueError(f"`{name}` must be a non-empty string, got {value!r}")
+        raise ValueError(f"`{name}` must be a non-empty string, got {shown(value)}")
     return value
 
 
@@ -66,7 +88,7 @@ def one_of(value: Any, choices: Sequence[str], name: str) -> str:
         ValueError: it is something else.
     """
     if value not in choices:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {value!r}")
+        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
     return value
 
 
@@ -80,7 +102,9 @@ def seconds(value: Any, name: str) -> float | None:
         return None
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not number or not 0 <= value <= _MOST_SECONDS:
-        raise ValueError(f"`{name}` must be a number of seconds from 0 to {_MOST_SECONDS:.0e} or None, got {value!r}")
+        raise ValueError(
+            f"`{name}` must be a number of seconds from 0 to {_MOST_SECONDS:.0e} or None, got {shown(value)}"
+        )
     return float(value)
 
 
@@ -99,5 +123,5 @@ def size(text: str, name: str = "a size") -> int:
     """
     match = _SIZE.fullmatch(text)
     if not match:
-        raise ValueError(f"{name} must be digits with an optional B, KiB, MiB, GiB or TiB, got {reprlib.repr(text)}")
+        raise ValueError(f"{name} must be digits with an optional B, KiB, MiB, GiB or TiB, got {shown(text)}")
     return int(match[1]) * _UNITS[match[2] or ""]

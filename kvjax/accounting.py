@@ -12,7 +12,7 @@ from fractions import Fraction
 
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax.capacity import StoredChunks
 from kvjax.checkpoints import fixed_bytes_per_checkpoint
 from kvjax.chunking import Chunking
@@ -106,7 +106,7 @@ class Checkpoints:
 
     def __post_init__(self) -> None:
         if self.rule not in ("dense", "every", "end", "listed"):
-            raise ValueError(f"`rule` must be 'dense', 'every', 'end' or 'listed', got {self.rule!r}")
+            raise ValueError(f"`rule` must be 'dense', 'every', 'end' or 'listed', got {shown(self.rule)}")
         if (self.rule == "every") != (self.checkpoint_tokens is not None):
             raise ValueError(
                 f"`checkpoint_tokens` must be given for the rule 'every' and for no other, got "
@@ -116,7 +116,7 @@ class Checkpoints:
             integer(self.checkpoint_tokens, "checkpoint_tokens", at_least=1)
         if (self.rule == "listed") != bool(self.positions):
             raise ValueError(
-                f"`positions` must be given for the rule 'listed' and for no other, got {self.positions!r} for "
+                f"`positions` must be given for the rule 'listed' and for no other, got {shown(self.positions)} for "
                 f"{self.rule!r}"
             )
         for position in self.positions:
@@ -183,7 +183,7 @@ def distinct_shards(layout: CacheLayout, ranks: int, distinct: Mapping[str, int]
     shards = dict.fromkeys(layout.names, most)
     for name, given in (distinct or {}).items():
         if name not in shards:
-            raise ValueError(f"`distinct` must name groups of the layout {list(layout.names)}, got {name!r}")
+            raise ValueError(f"`distinct` must name groups of the layout {list(layout.names)}, got {shown(name)}")
         shards[name] = integer(given, f"distinct of group {name!r}", at_least=1)
         if shards[name] > most:
             raise ValueError(f"`distinct of group {name!r}` must be at most the {most} ranks, got {given}")

@@ -9,7 +9,7 @@ import math
 from fractions import Fraction
 
 from kvjax._arguments import check_chunking
-from kvjax._checks import LIMIT, integer
+from kvjax._checks import LIMIT, integer, shown
 from kvjax.chunking import Chunking
 from kvjax.coverage import chunk_tokens_of, stored_positions
 from kvjax.groups import ChunkedLocal, FullAttention, Recurrent
@@ -128,7 +128,9 @@ def checkpoint_spacing(chunking: Chunking, checkpoint_tokens: int | str | None) 
         return None
     if isinstance(checkpoint_tokens, str):
         if checkpoint_tokens != "auto":
-            raise ValueError(f"`checkpoint_tokens` must be a positive int, 'auto' or None, got {checkpoint_tokens!r}")
+            raise ValueError(
+                f"`checkpoint_tokens` must be a positive int, 'auto' or None, got {shown(checkpoint_tokens)}"
+            )
         return default_checkpoint_tokens(chunking)
     return integer(checkpoint_tokens, "checkpoint_tokens", at_least=1)
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvjax._checks import integer, is_int
+from kvjax._checks import integer, is_int, shown
 from kvjax.groups import CacheLayout, ChunkedLocal, GroupSpec, Kind, Recurrent, SlidingWindow, hash_unit
 
 PerGroup = tuple[int | None, ...]
@@ -62,10 +62,11 @@ def resolve_chunking(
     (24, 32)
     """
     if not isinstance(layout, CacheLayout):
-        raise ValueError(f"`layout` must be a CacheLayout, got {layout!r}")
+        raise ValueError(f"`layout` must be a CacheLayout, got {shown(layout)}")
     if blocks_per_chunk is not None and block_size is not None:
         raise ValueError(
-            f"only one of `blocks_per_chunk` and `block_size` may be given, got {blocks_per_chunk!r} and {block_size!r}"
+            f"only one of `blocks_per_chunk` and `block_size` may be given, "
+            f"got {shown(blocks_per_chunk)} and {shown(block_size)}"
         )
     least_bytes = integer(min_chunk_bytes, "min_chunk_bytes", at_least=1)
     unit = layout.tokens_per_hash or hash_unit(layout.groups)
@@ -126,7 +127,7 @@ def _from_blocks(layout: CacheLayout, blocks: Any, unit: int, least_bytes: int) 
     if not is_int(blocks):
         raise ValueError(
             f"`blocks_per_chunk` must be a positive int, a mapping of group names to positive ints, or 'auto', "
-            f"got {blocks!r}"
+            f"got {shown(blocks)}"
         )
     return {g: integer(blocks, "blocks_per_chunk", at_least=1) for g in layout.cached}
 

@@ -5,6 +5,7 @@ from os import PathLike, fspath
 from pathlib import Path
 from typing import Any
 
+from kvjax._checks import shown
 from kvjax._files import read_json
 from kvjax.groups import CacheLayout
 from kvjax.models import model_cache
@@ -92,7 +93,7 @@ def config_document(config: Any, *, may_hold_constants: Callable[[Any], bool] = 
         return config
     path = fspath(config)
     if not isinstance(path, str):
-        raise ValueError(f"`config` must be a mapping or the path of a config.json, got {config!r}")
+        raise ValueError(f"`config` must be a mapping or the path of a config.json, got {shown(config)}")
     if not path:
         raise ValueError("`config` must be a mapping or the path of a config.json, got ''")
     if Path(path).is_dir():

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
+from kvjax._checks import shown
+
 Restore = Literal["auto", "always", "never"]
 
 
@@ -68,7 +70,7 @@ def check_restore(restore: Restore) -> Restore:
         ValueError: it is no such word.
     """
     if restore not in get_args(Restore):
-        raise ValueError(f"`restore` must be one of {', '.join(map(repr, get_args(Restore)))}, got {restore!r}")
+        raise ValueError(f"`restore` must be one of {', '.join(map(repr, get_args(Restore)))}, got {shown(restore)}")
     return restore
 
 

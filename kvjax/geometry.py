@@ -11,7 +11,7 @@ The kinds are `full`, `sliding` (with `window_tokens`), `chunked` (with `chunk_t
 from collections.abc import Mapping
 from typing import Any
 
-from kvjax._checks import text
+from kvjax._checks import shown, text
 from kvjax.groups import CacheLayout, ChunkedLocal, FullAttention, GroupSpec, Kind, Recurrent, Scratch, SlidingWindow
 
 _KINDS = {
@@ -100,7 +100,7 @@ def _group(fields: Any, place: int) -> GroupSpec:
             raise ValueError(f"`{key}` of {label} must be a plain value, got {type_name(value)}")
     word = fields["kind"]
     if not isinstance(word, str) or word not in _KINDS:
-        raise ValueError(f"`kind` of {label} must be one of {', '.join(_KINDS)}, got {word!r}")
+        raise ValueError(f"`kind` of {label} must be one of {', '.join(_KINDS)}, got {shown(word)}")
     own = _PARAMETER.get(word)
     for owner, parameter in _PARAMETER.items():
         if parameter in fields and parameter != own:

@@ -14,7 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from kvjax._checks import integer, text
+from kvjax._checks import integer, shown, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def cache_dtype(dtype: Any) -> np.dtype:
         resolved = None
     known = resolved is not None and resolved.kind in "biufcV" and not resolved.names and not resolved.subdtype
     if resolved is None or not known or (resolved.kind == "V" and not hasattr(ml_dtypes, resolved.name)):
-        raise ValueError(f"`dtype` must name the element type of a cache, such as 'bfloat16', got {dtype!r}")
+        raise ValueError(f"`dtype` must name the element type of a cache, such as 'bfloat16', got {shown(dtype)}")
     narrow = resolved.name.endswith(("int4", "int2", "int1")) or resolved.name.startswith(("float4_", "float6_"))
     if resolved.kind not in "iufV" or resolved.itemsize not in (1, 2, 4) or narrow:
         raise ValueError(
@@ -115,7 +115,9 @@ class LeafSpec:
         text(self.name, "name")
         shape = self.block_shape
         if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
-            raise ValueError(f"`block_shape` of leaf {self.name!r} must be a tuple of positive ints, got {shape!r}")
+            raise ValueError(
+                f"`block_shape` of leaf {self.name!r} must be a tuple of positive ints, got {shown(shape)}"
+            )
         label = f"block_shape of leaf {self.name!r}"
         object.__setattr__(self, "block_shape", tuple(integer(n, label, at_least=1) for n in shape))
         object.__setattr__(self, "dtype", cache_dtype(self.dtype))
@@ -171,7 +173,7 @@ class GroupSpec:
         if not isinstance(self.kind, Kind):
             raise ValueError(
                 f"`kind`{of} must be FullAttention(), SlidingWindow(…), ChunkedLocal(…), Recurrent() or Scratch(), "
-                f"got {self.kind!r}"
+                f"got {shown(self.kind)}"
             )
         tokens = integer(self.tokens_per_block, f"tokens_per_block{of}", at_least=1)
         leaves = self._checked_leaves(of)
@@ -191,14 +193,14 @@ class GroupSpec:
     def _checked_leaves(self, of: str) -> tuple[LeafSpec, ...]:
         given = self.leaves
         if isinstance(given, LeafSpec) or not isinstance(given, Iterable):
-            raise ValueError(f"`leaves`{of} must be a sequence of LeafSpec, got {given!r}")
+            raise ValueError(f"`leaves`{of} must be a sequence of LeafSpec, got {shown(given)}")
         leaves = tuple(given)
         for leaf in leaves:
             if not isinstance(leaf, LeafSpec):
-                raise ValueError(f"`leaves`{of} must be a sequence of LeafSpec, got {leaf!r} in it")
+                raise ValueError(f"`leaves`{of} must be a sequence of LeafSpec, got {shown(leaf)} in it")
         twice = _first_twice(leaf.name for leaf in leaves)
         if twice is not None:
-            raise ValueError(f"`leaves`{of} must have distinct names, got {twice!r} twice")
+            raise ValueError(f"`leaves`{of} must have distinct names, got {shown(twice)} twice")
         return leaves
 
     def _checked_bytes(self, of: str, leaves: tuple[LeafSpec, ...]) -> int:
@@ -238,17 +240,17 @@ class CacheLayout:
     def __post_init__(self) -> None:
         given = self.groups
         if isinstance(given, GroupSpec) or not isinstance(given, Iterable):
-            raise ValueError(f"`groups` must be a sequence of GroupSpec, got {given!r}")
+            raise ValueError(f"`groups` must be a sequence of GroupSpec, got {shown(given)}")
         groups = tuple(given)
         for group in groups:
             if not isinstance(group, GroupSpec):
-                raise ValueError(f"`groups` must be a sequence of GroupSpec, got {group!r} in it")
+                raise ValueError(f"`groups` must be a sequence of GroupSpec, got {shown(group)} in it")
         if not groups:
             raise ValueError("`groups` must hold at least one group, got none")
         names = [group.name for group in groups]
         twice = _first_twice(names)
         if twice is not None:
-            raise ValueError(f"`groups` must have distinct names, got {twice!r} twice")
+            raise ValueError(f"`groups` must have distinct names, got {shown(twice)} twice")
         if not any(group.is_cached for group in groups):
             raise ValueError(f"`groups` must hold at least one group that is not scratch, got only {names}")
         _check_shared_leaves(groups)
@@ -278,7 +280,7 @@ class CacheLayout:
             ValueError: there is no such group, or it is scratch. The text names `argument`.
         """
         if name not in self.names:
-            raise ValueError(f"`{argument}` must name groups of the layout {list(self.names)}, got {name!r}")
+            raise ValueError(f"`{argument}` must name groups of the layout {list(self.names)}, got {shown(name)}")
         group_idx = self.names.index(name)
         if not self.groups[group_idx].is_cached:
             raise ValueError(f"`{argument}` must name groups that are cached, got the scratch group {name!r}")

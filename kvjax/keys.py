@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax.chunking import Chunking
 
 ChunkKey = bytes
@@ -37,10 +37,10 @@ def namespace_of(chunking: Chunking, *, model: str = "", shard: str = "", salt: 
         ValueError: `model` or `shard` is not a string, or `salt` neither a string nor bytes.
     """
     if not isinstance(salt, (str, bytes)):
-        raise ValueError(f"`salt` must be a string or bytes, got {salt!r}")
+        raise ValueError(f"`salt` must be a string or bytes, got {shown(salt)}")
     for name, value in (("model", model), ("shard", shard)):
         if not isinstance(value, str):
-            raise ValueError(f"`{name}` must be a string, got {value!r}")
+            raise ValueError(f"`{name}` must be a string, got {shown(value)}")
     parts: list[Any] = ["kvjax/1", model, shard, salt, chunking.tokens_per_hash]
     for g, group in enumerate(chunking.layout.groups):
         parts += [group.name, repr(group.kind), group.tokens_per_block, group.block_bytes]
@@ -86,8 +86,11 @@ def token_array(token_ids: Any) -> np.ndarray:
         ValueError: they are not one-dimensional or not integers.
     """
     if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__len__"):
-        raise ValueError(f"`token_ids` must be a 1-d sequence of ints, got {token_ids!r}")
-    array = np.asarray(token_ids)
+        raise ValueError(f"`token_ids` must be a 1-d sequence of ints, got {type(token_ids).__name__}")
+    try:
+        array = np.asarray(token_ids)
+    except ValueError:
+        raise ValueError("`token_ids` must be a 1-d sequence of ints, got sequences of various lengths") from None
     if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
         raise ValueError(f"`token_ids` must be a 1-d sequence of ints, got {array.ndim}-d {array.dtype.name}")
     return array.astype(np.int64)
@@ -105,7 +108,7 @@ def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:
     """
     bound = []
     if isinstance(hashes, (str, bytes)) or not isinstance(hashes, Iterable):
-        raise ValueError(f"`hashes` must be a sequence of bytes or ints, got {hashes!r}")
+        raise ValueError(f"`hashes` must be a sequence of bytes or ints, got {shown(hashes)}")
     for value in hashes:
         if isinstance(value, (int, np.integer)) and not isinstance(value, bool):
             number = int(value)
@@ -113,7 +116,7 @@ def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:
         elif isinstance(value, (bytes, bytearray)):
             raw = b"b" + bytes(value)
         else:
-            raise ValueError(f"`prefix_hashes` must hold bytes or ints, got {value!r}")
+            raise ValueError(f"`hashes` must hold bytes or ints, got {shown(value)}")
         bound.append(hashlib.blake2b(raw, digest_size=HASH_BYTES, key=namespace).digest())
     return bound
 

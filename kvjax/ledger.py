@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from kvjax._checks import flag, integer
+from kvjax._checks import flag, integer, shown
 from kvjax.checkpoints import checkpoint_spacing
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit, next_cut, restorable_of
@@ -53,7 +53,7 @@ def _check_hashable(request_id: Any) -> None:
     try:
         hash(request_id)
     except TypeError:
-        raise ValueError(f"`request_id` must be hashable, got {request_id!r}") from None
+        raise ValueError(f"`request_id` must be hashable, got {shown(request_id)}") from None
 
 
 class Ledger:
@@ -559,7 +559,7 @@ class Ledger:
         if isinstance(work, Promotion):
             return self._promotions.all_ended(work.after)
         if not isinstance(work, (Load, Store)):
-            raise ValueError(f"`work` must be a load, a store or a promotion, got {work!r}")
+            raise ValueError(f"`work` must be a load, a store or a promotion, got {shown(work)}")
         return self._loads.all_ended(work.after)
 
     # --- all of it ------------------------------------------------------------------------------------
@@ -576,7 +576,9 @@ class Ledger:
         if namespace is None:
             return self.pool.invalidate()
         if not isinstance(namespace, bytes) or len(namespace) != HASH_BYTES:
-            raise ValueError(f"`namespace` must be one that `namespace` returned, or None for all, got {namespace!r}")
+            raise ValueError(
+                f"`namespace` must be one that `namespace` returned, or None for all, got {shown(namespace)}"
+            )
         space = self.pool.namespaces.find(namespace)
         return 0 if space is None else self.pool.invalidate_namespace(space)
 
@@ -589,7 +591,7 @@ class Ledger:
             ValueError: `model` is not a string.
         """
         if not isinstance(model, str):
-            raise ValueError(f"`model` must be a string, got {model!r}")
+            raise ValueError(f"`model` must be a string, got {shown(model)}")
         self.model = model
         self._namespaces.clear()
         self.pool.invalidate()
@@ -619,7 +621,7 @@ class Ledger:
         _check_hashable(request_id)
         request = self._requests.get(request_id)
         if request is None:
-            raise ValueError(f"`request_id` must be one that was looked up and not finished, got {request_id!r}")
+            raise ValueError(f"`request_id` must be one that was looked up and not finished, got {shown(request_id)}")
         return request
 
     def _load_bytes(self, hit: Hit) -> int:

@@ -6,6 +6,7 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
+from kvjax._checks import shown
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit, asked, blocks_to_load, hit_of
 from kvjax.groups import Recurrent
@@ -162,7 +163,7 @@ class Loads:
         """Notes that the engine knows that a load failed, or was given up: what it stores from now on it has computed
         anew."""
         if not isinstance(load, Load):
-            raise ValueError(f"`load` must be one that was prepared here, got {load!r}")
+            raise ValueError(f"`load` must be one that was prepared here, got {shown(load)}")
         if load in load.request.loads and (load not in self._open or load in self._given_up):
             load.request.loads.remove(load)
 
@@ -170,7 +171,7 @@ class Loads:
         """Notes that an open load counts as failed for its request, which may give its blocks to others: no other
         request is told of them any more."""
         if not isinstance(load, Load):
-            raise ValueError(f"`load` must be one that was prepared here, got {load!r}")
+            raise ValueError(f"`load` must be one that was prepared here, got {shown(load)}")
         if load in self._open:
             self._given_up.add(load)
 

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 import jax
 
-from kvjax._checks import integer, seconds
+from kvjax._checks import integer, seconds, shown
 from kvjax.chunking import resolve_chunking
 from kvjax.coverage import restorable_of
 from kvjax.decision import Restore, check_restore
@@ -164,7 +164,7 @@ class Offloader:
             self._trace = None
             if record is not None:
                 if not isinstance(record, (str, PathLike)):
-                    raise ValueError(f"`record` must be a path, got {record!r}")
+                    raise ValueError(f"`record` must be a path, got {shown(record)}")
                 unit = self.chunking.tokens_per_hash
                 self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking)
             self._closed = False

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import LIMIT
+from kvjax._checks import LIMIT, shown
 from kvjax._intervals import EMPTY, Intervals, intersect
 
 # More intervals than this are refused, so that a few bad bytes cannot ask for all memory.
@@ -152,14 +152,14 @@ def check_all(sets: Any, name: str) -> list[Restorable]:
         ValueError: `sets` is no sequence, or not of `Restorable` alone.
     """
     if isinstance(sets, (str, bytes, Mapping, Restorable)) or not isinstance(sets, Iterable):
-        raise ValueError(f"`{name}` must be a sequence of Restorable, got {sets!r}")
+        raise ValueError(f"`{name}` must be a sequence of Restorable, got {shown(sets)}")
     try:
         listed = list(sets)
     except TypeError:  # what claims to be iterable need not be, as an array without dimensions
-        raise ValueError(f"`{name}` must be a sequence of Restorable, got {sets!r}") from None
+        raise ValueError(f"`{name}` must be a sequence of Restorable, got {shown(sets)}") from None
     for one in listed:
         if not isinstance(one, Restorable):
-            raise ValueError(f"`{name}` must be a sequence of Restorable, got {one!r} in it")
+            raise ValueError(f"`{name}` must be a sequence of Restorable, got {shown(one)} in it")
     return listed
 
 
@@ -169,7 +169,7 @@ def check_all(sets: Any, name: str) -> list[Restorable]:
 def _positions(values: Any, name: str) -> np.ndarray:
     array = np.asarray(values)
     if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
-        raise ValueError(f"`{name}` must be a non-empty 1-d sequence of ints, got {values!r}")
+        raise ValueError(f"`{name}` must be a non-empty 1-d sequence of ints, got {shown(values)}")
     if array.min() < 0 or array.max() >= LIMIT:
         raise ValueError(f"`{name}` must hold positions from 0 to below {LIMIT}, got {array.min()} to {array.max()}")
     return array.astype(np.int64)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax.chain import Chain
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit
@@ -36,7 +36,7 @@ class Limits:
     def of(cls, max_store_tokens: int | None, max_load_tokens: int | None, skip: bool) -> "Limits":
         """Returns the limits that the arguments of `Ledger.lookup` of these names mean."""
         if not isinstance(skip, bool):
-            raise ValueError(f"`skip` must be True or False, got {skip!r}")
+            raise ValueError(f"`skip` must be True or False, got {shown(skip)}")
         limits = [
             value if value is None else integer(value, name, at_least=0)
             for value, name in ((max_store_tokens, "max_store_tokens"), (max_load_tokens, "max_load_tokens"))
@@ -142,7 +142,7 @@ class Request:
                 )
         else:
             if num_tokens is not None:
-                raise ValueError(f"`num_tokens` must not be given with `token_ids`, got {num_tokens!r}")
+                raise ValueError(f"`num_tokens` must not be given with `token_ids`, got {shown(num_tokens)}")
             tokens = token_array(token_ids)
             total = self.num_tokens + len(tokens)
             tokens = np.concatenate([self.tail, tokens])

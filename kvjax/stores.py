@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax.chunking import Chunking
 from kvjax.coverage import stored_positions
 from kvjax.handles import LedgerCounts, Store
@@ -238,6 +238,6 @@ def rows_ok(ok: bool | Mapping[int, np.ndarray], moves: GroupMoves) -> np.ndarra
     if mask is None or mask.dtype != bool or mask.shape != (moves.num_chunks,):
         raise ValueError(
             f"`ok` must be a bool, or hold a boolean mask of {moves.num_chunks} rows for group {moves.group_idx}, "
-            f"got {ok!r}"
+            f"got {shown(ok)}"
         )
     return mask

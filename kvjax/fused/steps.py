@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax.fused.host import bucket_of, pad_ids, rows_sharding
 from kvjax.fused.layer_rows import LayerRows, rows_of
 from kvjax.fused.transfers import Arriving
@@ -304,7 +304,7 @@ class FusedSteps:
 
     def _check_open(self, step: Step) -> None:
         if not isinstance(step, Step) or step.owner is not self:
-            raise ValueError(f"`step` must be one that `begin` of these fused steps returned, got {step!r}")
+            raise ValueError(f"`step` must be one that `begin` of these fused steps returned, got {shown(step)}")
         if not step.is_open:
             raise ValueError("`step` must not be ended twice")
 
@@ -325,7 +325,7 @@ class _Arrived:
 
 def _buckets(name: str, buckets: Sequence[int]) -> tuple[int, ...]:
     if not isinstance(buckets, Sequence) or isinstance(buckets, str):
-        raise ValueError(f"`{name}` must be a list or tuple of numbers of blocks, got {buckets!r}")
+        raise ValueError(f"`{name}` must be a list or tuple of numbers of blocks, got {shown(buckets)}")
     sizes = tuple(sorted(integer(bucket, name, at_least=0) for bucket in buckets))
     if len(set(sizes)) < len(sizes) or 0 not in sizes:
         raise ValueError(f"`{name}` must be distinct numbers of blocks with 0 among them, got {tuple(buckets)}")

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager
 from typing import Any
 
+from kvjax._checks import shown
 from kvjax.jobs.job import Job, JobResult
 from kvjax.jobs.jobs import Jobs
 from kvjax.tiers.fetch import Fetch
@@ -46,7 +47,7 @@ class Waiter:
     def check(self, job: Any) -> None:
         """Raises a `ValueError` if a job is none of these."""
         if not self._jobs.has(job):
-            raise ValueError(f"`job` must be one of this offloader, got {job!r}")
+            raise ValueError(f"`job` must be one of this offloader, got {shown(job)}")
 
     def wait(self, job: Job | None, timeout_s: float | None) -> JobResult | list[JobResult]:
         """Waits for a job, or for all of them; see `Offloader.wait`."""

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Literal
 
+from kvjax._checks import shown
+
 PINNED_LIMIT_VARIABLE = "XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
 _DEFAULT_PINNED_LIMIT_GB = 64  # of XLA's allocator of pinned memory, openxla/xla xla/pjrt/gpu/gpu_helpers.cc
 _ROOT = Path("/")
@@ -130,7 +132,7 @@ def pinned_limit_bytes(platform: str, environment: Mapping[str, str] = os.enviro
     text = environment.get(PINNED_LIMIT_VARIABLE, str(_DEFAULT_PINNED_LIMIT_GB))
     found = _COUNT.fullmatch(text)
     if found is None:
-        raise ValueError(f"`{PINNED_LIMIT_VARIABLE}` must be a whole number of GiB, got {text!r}")
+        raise ValueError(f"`{PINNED_LIMIT_VARIABLE}` must be a whole number of GiB, got {shown(text)}")
     return int(found[1]) * 2**30
 
 

@@ -13,6 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding
 
+from kvjax._checks import shown
 from kvjax.chunking import Chunking, resolve_chunking
 from kvjax.groups import CacheLayout, LeafSpec
 from kvjax.memory.registration import RegisteredCaches, register
@@ -55,7 +56,7 @@ class LocalView:
             ValueError: `shard` is not a string.
         """
         if not isinstance(shard, str):
-            raise ValueError(f"`shard` must be a string, got {shard!r}")
+            raise ValueError(f"`shard` must be a string, got {shown(shard)}")
         held = ";".join(
             f"{name}:" + ",".join("+".join(f"{start}-{stop}" for start, stop in spans) for spans in leaf.pieces)
             for name, leaf in self.leaves.items()

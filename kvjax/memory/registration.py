@@ -8,6 +8,7 @@ import jax
 from jax.core import Tracer
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec, Sharding, SingleDeviceSharding
 
+from kvjax._checks import shown
 from kvjax.groups import CacheLayout, LeafSpec
 from kvjax.memory.shards import Shard, shards_of
 
@@ -270,4 +271,4 @@ def _check_array(name: str, array: Any, spec: LeafSpec) -> None:
     kind = array.sharding.memory_kind
     default = next(iter(array.sharding.device_set)).default_memory().kind
     if kind not in (None, "device", default):
-        raise ValueError(f"`caches` leaf {name!r} must lie in device memory, got {kind!r}")
+        raise ValueError(f"`caches` leaf {name!r} must lie in device memory, got {shown(kind)}")

@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
+from kvjax._checks import shown
 from kvjax.chunking import Chunking
 from kvjax.memory import direct
 from kvjax.memory.direct import DirectTransport
@@ -123,7 +124,7 @@ def make_transport(
         MemoryError: the machine does not have so much memory for the pool.
     """
     if transfer not in TRANSFERS:
-        raise ValueError(f"`transfer` must be one of {', '.join(map(repr, TRANSFERS))}, got {transfer!r}")
+        raise ValueError(f"`transfer` must be one of {', '.join(map(repr, TRANSFERS))}, got {shown(transfer)}")
     if transfer != "staged":
         reason = (auto_refusal if transfer == "auto" else refusal)(caches, units, num_units)
         if reason is None:

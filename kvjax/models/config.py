@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import integer, is_int
+from kvjax._checks import integer, is_int, shown
 from kvjax.geometry import type_name
 from kvjax.groups import CacheLayout, cache_dtype
 from kvjax.models import attention, states
@@ -18,7 +18,7 @@ from kvjax.models.fields import ALIASES, Fields
 from kvjax.models.grouping import Bucket, buckets, group, layout, tokens_of_blocks
 from kvjax.models.layers import Mixer, mixers
 from kvjax.models.per_layer import LayerFields
-from kvjax.models.vocabulary import around_a_decoder, shorten
+from kvjax.models.vocabulary import around_a_decoder
 
 # Where a multimodal config keeps the fields of its decoder.
 _NESTED = ("text_config", "llm_config", "language_config", "thinker_config", "language_model_config", "talker_config")
@@ -92,9 +92,9 @@ def model_cache(
         ValueError: see `kvjax.layout_from_config`.
     """
     if equalize is not None and not (isinstance(equalize, str) and equalize == "bytes"):
-        raise ValueError(f"`equalize` must be None or 'bytes', got {shorten(equalize)}")
+        raise ValueError(f"`equalize` must be None or 'bytes', got {shown(equalize)}")
     if align_tokens is not None and equalize is None:
-        raise ValueError(f"`align_tokens` goes with `equalize='bytes'` only, got {align_tokens!r}")
+        raise ValueError(f"`align_tokens` goes with `equalize='bytes'` only, got {shown(align_tokens)}")
     fields, model_type = decoder_fields(config)
     assumed: list[str] = []
     options = Options(
@@ -132,7 +132,7 @@ def model_cache(
     pages = None
     if equalize and any(bucket.one.block_tokens is None for bucket in found):
         if isinstance(tokens_per_block, Mapping):
-            raise ValueError(f"`tokens_per_block` must be an int with `equalize`, got {tokens_per_block!r}")
+            raise ValueError(f"`tokens_per_block` must be an int with `equalize`, got {shown(tokens_per_block)}")
         pages = equal_pages(found, per_block, tokens_per_block if align_tokens is None else align_tokens)
     return _grouped(
         model_type,
@@ -166,7 +166,7 @@ def decoder_fields(config: Any) -> tuple[Fields, str]:
             raise ValueError(f"the decoder's fields must be nested at most 8 deep, and `{label}{inner}` is deeper")
         for name, value in around_a_decoder(own):
             raise ValueError(
-                f"`{label}{name}` must be a mechanism that kvjax understands or be off, got {shorten(value)}"
+                f"`{label}{name}` must be a mechanism that kvjax understands or be off, got {shown(value)}"
             )
         outer = {**outer, **{key: own[key] for key in ("dtype", "torch_dtype") if own.get(key) is not None}}
         outer.setdefault("model_type", own.get("model_type"))
@@ -193,11 +193,11 @@ def _check_decoder(own: Mapping[str, Any], label: str) -> None:
     model_type = own.get("model_type")
     if isinstance(model_type, str) and model_type in NOT_UNDERSTOOD:
         raise ValueError(
-            f"`{label}model_type` must be a decoder whose cache kvjax understands, got {model_type!r}: "
+            f"`{label}model_type` must be a decoder whose cache kvjax understands, got {shown(model_type)}: "
             f"{NOT_UNDERSTOOD[model_type]}"
         )
     if isinstance(model_type, str) and model_type in WITHOUT_CACHE and not own.get("is_decoder"):
-        raise ValueError(f"`{label}model_type` must be a decoder, got {model_type!r}, which keeps no cache")
+        raise ValueError(f"`{label}model_type` must be a decoder, got {shown(model_type)}, which keeps no cache")
     for field, why in (
         ("is_encoder_decoder", "attention to an encoder"),
         ("add_cross_attention", "attention to an encoder"),
@@ -205,7 +205,7 @@ def _check_decoder(own: Mapping[str, Any], label: str) -> None:
     ):
         if own.get(field):
             raise ValueError(
-                f"`{label}{field}` must be off, as kvjax does not understand {why}, got {shorten(own[field])}"
+                f"`{label}{field}` must be off, as kvjax does not understand {why}, got {shown(own[field])}"
             )
     if own.get("use_bidirectional_attention") is True:
         raise ValueError(

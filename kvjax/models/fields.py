@@ -7,9 +7,9 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NoReturn
 
-from kvjax._checks import is_int
+from kvjax._checks import is_int, shown
 from kvjax.geometry import type_name
-from kvjax.models.vocabulary import on_fields, shorten
+from kvjax.models.vocabulary import on_fields
 
 # What other names a field goes by, the usual one first.
 ALIASES: dict[str, tuple[str, ...]] = {
@@ -79,8 +79,8 @@ class Fields:
     def refuse(self, field: str, rule: str, value: Any = _MISSING) -> NoReturn:
         """Raises the `ValueError` for a field: its name, the rule, and what it is."""
         found = self.get(field) if value is _MISSING else value
-        shown = type_name(found) if isinstance(found, Mapping) else shorten(found)
-        raise ValueError(f"`{self.name_of(field)}` {rule}, got {shown}")
+        told = type_name(found) if isinstance(found, Mapping) else shown(found)
+        raise ValueError(f"`{self.name_of(field)}` {rule}, got {told}")
 
     def integer(self, field: str, *, at_least: int = 1, default: int | None = None) -> int:
         """Returns an int.
@@ -175,4 +175,4 @@ class Fields:
         """
         for path, read_as, value in on_fields(self._own, self._label):
             if read_as not in self._read:
-                raise ValueError(f"`{path}` must be a mechanism that kvjax understands or be off, got {shorten(value)}")
+                raise ValueError(f"`{path}` must be a mechanism that kvjax understands or be off, got {shown(value)}")

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax.groups import CacheLayout, ChunkedLocal, GroupSpec, LeafSpec, Recurrent, Scratch, SlidingWindow
 from kvjax.models.caches import LayerCache
 
@@ -85,7 +85,7 @@ def tokens_of_blocks(found: list[Bucket], tokens_per_block: Any) -> list[int]:
     if isinstance(tokens_per_block, Mapping):
         for name in tokens_per_block:
             if name not in names:
-                raise ValueError(f"`tokens_per_block` must name groups of the model {names}, got {name!r}")
+                raise ValueError(f"`tokens_per_block` must name groups of the model {names}, got {shown(name)}")
         asked = {
             name: integer(tokens, f"tokens_per_block of group {name!r}", at_least=1)
             for name, tokens in tokens_per_block.items()

@@ -4,10 +4,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from kvjax._checks import is_int
+from kvjax._checks import is_int, shown
 from kvjax.models.families import FAMILIES, Family
 from kvjax.models.fields import Fields
-from kvjax.models.vocabulary import shorten
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,7 +271,7 @@ def _from_blocks(fields: Fields) -> _Found | None:
             if value and field not in _BLOCK_FIELDS:
                 raise ValueError(
                     f"`block_configs[{number}].attention.{field}` must be off, as kvjax does not understand it, "
-                    f"got {shorten(value)}"
+                    f"got {shown(value)}"
                 )
         off = attention.get("no_op") or attention.get("replace_with_linear")
         found.append(NOTHING if off else FULL)

@@ -5,7 +5,6 @@ there. The names are those in which configs speak of windows, sinks, memories, s
 """
 
 import re
-import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -64,8 +63,6 @@ _OFF = frozenset(
 )
 
 _DEEPEST = 8
-_SHORT = reprlib.Repr()
-_SHORT.maxstring = _SHORT.maxother = 100
 
 
 def is_on(name: Any, value: Any) -> bool:
@@ -104,9 +101,3 @@ def on_fields(own: Mapping[Any, Any], label: str = "", depth: int = 0) -> Iterat
             inner = [(path + "[].", item) for item in value[:1000] if isinstance(item, Mapping)]
         for prefix, fields in inner if depth < _DEEPEST else ():
             yield from on_fields(fields, prefix, depth + 1)
-
-
-def shorten(value: Any) -> str:
-    """A value in at most some hundred characters, however long or deep it is."""
-    shown = _SHORT.repr(value)
-    return shown if len(shown) <= 120 else shown[:100] + " …"

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvjax._checks import shown
 from kvjax.keys import HASH_BYTES
 
 # The longest request of a trace: it bounds the memory that a replay of a hostile one takes.
@@ -138,7 +139,7 @@ class CallOrder:
             self._unloaded.add(call.request)
             return
         if known is None:
-            raise ValueError(f"`request` must be one that was looked up and not finished, got {call.request!r}")
+            raise ValueError(f"`request` must be one that was looked up and not finished, got {shown(call.request)}")
         if isinstance(call, ExtendCall):
             if call.num_tokens < known:
                 raise ValueError(f"`num_tokens` must be at least the {known} of before, got {call.num_tokens}")
@@ -146,7 +147,9 @@ class CallOrder:
             self._tokens[call.request] = call.num_tokens
         elif isinstance(call, LoadCall):
             if call.request not in self._unloaded:
-                raise ValueError(f"`request` must be looked up again before it is loaded again, got {call.request!r}")
+                raise ValueError(
+                    f"`request` must be looked up again before it is loaded again, got {shown(call.request)}"
+                )
             self._unloaded.remove(call.request)
         elif isinstance(call, StoreCall):
             if call.num_tokens > known:

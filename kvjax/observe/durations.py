@@ -4,6 +4,8 @@ import bisect
 import math
 from dataclasses import dataclass, field
 
+from kvjax._checks import shown
+
 # Upper bounds of the buckets in seconds, each inclusive; the last bucket has none. From one small chunk to a job
 # that waits for a slow tier.
 BOUNDS_SECONDS = (
@@ -44,7 +46,7 @@ class Durations:
             ValueError: `seconds` is negative or not finite. Then nothing is counted.
         """
         if not (seconds >= 0 and math.isfinite(seconds)):
-            raise ValueError(f"`seconds` must be finite and not negative, got {seconds!r}")
+            raise ValueError(f"`seconds` must be finite and not negative, got {shown(seconds)}")
         self._counts[bisect.bisect_left(BOUNDS_SECONDS, seconds)] += 1
         self._total_seconds += seconds
 

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from os import PathLike
 from typing import Literal
 
+from kvjax._checks import shown
+
 _log = logging.getLogger(__name__)
 
 
@@ -41,7 +43,7 @@ class KVEvent:
                 f"`token_spans` must hold one span for each of {len(self.keys)} keys, got {len(self.token_spans)}"
             )
         if (self.kind == "stored") != (self.reason == ""):
-            raise ValueError(f"`reason` must say why chunks are removed, and only that, got {self.reason!r}")
+            raise ValueError(f"`reason` must say why chunks are removed, and only that, got {shown(self.reason)}")
 
 
 class GuardedCallback:
@@ -59,7 +61,7 @@ class GuardedCallback:
 
     def __init__(self, callback: Callable[[KVEvent], object]):
         if not callable(callback):
-            raise ValueError(f"`callback` must be callable with one event, got {callback!r}")
+            raise ValueError(f"`callback` must be callable with one event, got {shown(callback)}")
         self.failures = 0
         self._callback = callback
         self._lock = threading.Lock()
@@ -92,7 +94,7 @@ class JSONLinesEvents:
         try:
             self._file = open(path, "ab")  # noqa: SIM115  # `close` ends it
         except (OSError, ValueError) as error:
-            raise ValueError(f"`path` must name a file that can be written, got {str(path)!r}: {error}") from None
+            raise ValueError(f"`path` must name a file that can be written, got {shown(str(path))}: {error}") from None
         self._lock = threading.Lock()
 
     def __call__(self, event: KVEvent) -> None:

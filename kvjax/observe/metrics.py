@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
+from kvjax._checks import shown
 from kvjax.observe.durations import DurationCounts
 from kvjax.observe.stats_fields import GroupStatsFields, StatsFields, TierStatsFields
 
@@ -292,10 +293,10 @@ def checked_labels(labels: Mapping[str, str]) -> dict[str, str]:
         if not isinstance(name, str) or not _LABEL.fullmatch(name) or name in (GROUP_LABEL, TIER_LABEL, "le"):
             raise ValueError(
                 f"`labels` must have names of letters, digits and `_` that do not begin with `__` and are not "
-                f"{GROUP_LABEL!r}, {TIER_LABEL!r} or 'le', got {name!r}"
+                f"{GROUP_LABEL!r}, {TIER_LABEL!r} or 'le', got {shown(name)}"
             )
         if not isinstance(value, str):
-            raise ValueError(f"`labels` must have strings as values, got {value!r} for {name!r}")
+            raise ValueError(f"`labels` must have strings as values, got {shown(value)} for {name!r}")
     return dict(labels)
 
 

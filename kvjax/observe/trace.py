@@ -26,7 +26,7 @@ from os import PathLike
 from typing import Any, BinaryIO
 
 import kvjax
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax.chunking import Chunking
 from kvjax.geometry import geometry_of
 from kvjax.observe.calls import (
@@ -71,7 +71,7 @@ class TraceWriter:
         try:
             self._file = io.BufferedWriter(io.FileIO(path, "w"), _BUFFER_BYTES)
         except (OSError, ValueError) as error:
-            raise ValueError(f"`path` must name a file that can be written, got {self._path!r}: {error}") from None
+            raise ValueError(f"`path` must name a file that can be written, got {shown(self._path)}: {error}") from None
         self._write_line(header_line(unit, f"kvjax {kvjax.__version__}", *_cache(chunking)))
 
     @property

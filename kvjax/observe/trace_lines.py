@@ -4,6 +4,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from kvjax._checks import shown
 from kvjax.geometry import type_name
 from kvjax.keys import HASH_BYTES
 from kvjax.observe.calls import (
@@ -74,7 +75,7 @@ def call_of(document: Any) -> Call:
         raise ValueError(f"a call must be an object, got {type_name(document)}")
     word = document.get("call")
     if not isinstance(word, str) or word not in _CALLS:
-        raise ValueError(f"`call` must be one of {', '.join(_CALLS)}, got {reprlib.repr(word)}")
+        raise ValueError(f"`call` must be one of {', '.join(_CALLS)}, got {shown(word)}")
     made, readers = _CALLS[word]
     optional = _LIMITS if word == "lookup" else {}
     _check_keys(document, f"a {word} call", ("call", *readers), tuple(optional))
@@ -114,7 +115,7 @@ def header_of(document: Any) -> Trace:
     if not isinstance(document, dict) or document.get("format") != FORMAT:
         raise ValueError(f"the first line of a trace must be an object with `format` {FORMAT!r}")
     if document.get("version") != VERSION:
-        raise ValueError(f"`version` must be {VERSION}, got {reprlib.repr(document.get('version'))}")
+        raise ValueError(f"`version` must be {VERSION}, got {shown(document.get('version'))}")
     _check_keys(document, "the header", tuple(header_line(1, "")))
     blocks = document["blocks_per_chunk"]
     geometry = document["geometry"]
@@ -155,7 +156,7 @@ def _int(value: Any, name: str, at_least: int) -> int:
     if type(value) is not int:
         raise ValueError(f"`{name}` must be an int, got {type_name(value)}")
     if not at_least <= value <= MOST_TOKENS:
-        raise ValueError(f"`{name}` must be an int from {at_least} to {MOST_TOKENS}, got {reprlib.repr(value)}")
+        raise ValueError(f"`{name}` must be an int from {at_least} to {MOST_TOKENS}, got {shown(value)}")
     return value
 
 
@@ -182,9 +183,9 @@ def _hex(value: Any, name: str) -> bytes:
     try:
         decoded = bytes.fromhex(text)
     except ValueError:
-        raise ValueError(f"`{name}` must be hexadecimal digits, got {reprlib.repr(text)}") from None
+        raise ValueError(f"`{name}` must be hexadecimal digits, got {shown(text)}") from None
     if 2 * len(decoded) != len(text):
-        raise ValueError(f"`{name}` must be hexadecimal digits without spaces, got {reprlib.repr(text)}")
+        raise ValueError(f"`{name}` must be hexadecimal digits without spaces, got {shown(text)}")
     return decoded
 
 

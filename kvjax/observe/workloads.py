@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax.keys import prefix_hashes
 from kvjax.observe.calls import MOST_TOKENS, Call, ExtendCall, FinishCall, LoadCall, LookupCall, StoreCall
 
@@ -74,7 +74,7 @@ class Workload:
 
     def __post_init__(self) -> None:
         if self.kind not in KINDS:
-            raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, got {self.kind!r}")
+            raise ValueError(f"`kind` must be one of {', '.join(KINDS)}, got {shown(self.kind)}")
         for name, value in asdict(self).items():
             if name in _SHARES:
                 _real(value, name, _SHARES[name])
@@ -94,7 +94,7 @@ _SHARES = {"scan_share": 1, "zipf": 10}
 
 def _real(value: float, name: str, at_most: int) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= at_most:
-        raise ValueError(f"`{name}` must be a number from 0 to {at_most}, got {value!r}")
+        raise ValueError(f"`{name}` must be a number from 0 to {at_most}, got {shown(value)}")
 
 
 @dataclass(slots=True, eq=False)

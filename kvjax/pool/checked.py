@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 
+from kvjax._checks import shown
 from kvjax.pool.chunks import NO_SLOTS, ChunkTable
 from kvjax.pool.lru import LRU
 from kvjax.pool.policy import Access, Policy, PolicyError
@@ -136,7 +137,7 @@ def _check_methods(policy: Any) -> None:
     if missing or isinstance(policy, type):
         lacking = "a class" if isinstance(policy, type) else f"one without {', '.join(missing)}"
         raise ValueError(
-            f"`policy` must be an object with the methods of `kvjax.pool.Policy`, got {policy!r}, {lacking}"
+            f"`policy` must be an object with the methods of `kvjax.pool.Policy`, got {shown(policy)}, {lacking}"
         )
     try:
         num_known = len(policy.slots())

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from kvjax._checks import shown
 from kvjax.pool.books import Books
 from kvjax.pool.chunks import distinct
 from kvjax.pool.index import fingerprints
@@ -398,7 +399,7 @@ class ChunkPool:
 def _mask(ok: bool | np.ndarray, length: int) -> np.ndarray:
     mask = np.asarray(ok)
     if mask.dtype != bool or mask.shape not in ((), (length,)):
-        raise ValueError(f"`ok` must be a bool or one for each of {length} keys, got {ok!r}")
+        raise ValueError(f"`ok` must be a bool or one for each of {length} keys, got {shown(ok)}")
     return np.broadcast_to(mask, (length,))
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 import jax
 from jax.errors import JaxRuntimeError
 
-from kvjax._checks import integer, text
+from kvjax._checks import integer, shown, text
 from kvjax.ranks.channel import RankLostError
 
 _T = TypeVar("_T")
@@ -40,9 +40,9 @@ class CoordinationChannel:
     def __init__(self, name: str = "kvjax", *, process_ids: Sequence[int] | None = None):
         self._client, here, total = _service()
         if not re.fullmatch(r"[\w.-]+", text(name, "name"), re.ASCII):
-            raise ValueError(f"`name` must be of letters, digits, '_', '.' and '-', got {name!r}")
+            raise ValueError(f"`name` must be of letters, digits, '_', '.' and '-', got {shown(name)}")
         if process_ids is not None and not isinstance(process_ids, Sequence):
-            raise ValueError(f"`process_ids` must be a sequence of ints, got {process_ids!r}")
+            raise ValueError(f"`process_ids` must be a sequence of ints, got {shown(process_ids)}")
         ids = range(total) if process_ids is None else process_ids
         self._processes = [integer(one, "process_ids", at_least=0, below=total) for one in ids]
         if len(set(self._processes)) != len(self._processes) or here not in self._processes:

@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from kvjax._checks import shown
 from kvjax.ranks.channel import RanksDifferError
 
 _VERSION = 1
@@ -41,7 +42,7 @@ def bodies(messages: Sequence[bytes], rank: int) -> list[Any]:
             raise RanksDifferError(f"rank {other} failed in {their_call!r}: {failure}")
         if their_call != call:
             raise RanksDifferError(
-                f"all ranks must make the same calls in the same order, got {call!r} on rank {rank} "
+                f"all ranks must make the same calls in the same order, got {shown(call)} on rank {rank} "
                 f"and {their_call!r} on rank {other}{raised}"
             )
         if their_about != about:
@@ -64,7 +65,7 @@ def _decoded(message: bytes, rank: int) -> list[Any]:
         fields = None
     if not isinstance(fields, list) or len(fields) != 6 or fields[0] != _VERSION:
         raise RanksDifferError(
-            f"rank {rank} must speak version {_VERSION} of the messages of kvjax, got {message[:40]!r}"
+            f"rank {rank} must speak version {_VERSION} of the messages of kvjax, got {shown(message[:40])}"
         )
     return fields
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from kvjax._checks import seconds
+from kvjax._checks import seconds, shown
 from kvjax.chunking import Chunking
 from kvjax.handles import Lookup
 from kvjax.jobs import Job, JobResult
@@ -46,10 +46,10 @@ class RankedOffloader:
 
     def __init__(self, offloader: Offloader, channel: Channel | None = None, *, timeout_s: float = 30.0):
         if not isinstance(offloader, Offloader):
-            raise ValueError(f"`offloader` must be an Offloader, got {offloader!r}")
+            raise ValueError(f"`offloader` must be an Offloader, got {shown(offloader)}")
         limit = seconds(timeout_s, "timeout_s")
         if not limit:
-            raise ValueError(f"`timeout_s` must be a positive number of seconds, got {timeout_s!r}")
+            raise ValueError(f"`timeout_s` must be a positive number of seconds, got {shown(timeout_s)}")
         self._timeout_s = limit
         self.offloader = offloader
         self.channel = CoordinationChannel() if channel is None else channel
@@ -98,7 +98,7 @@ class RankedOffloader:
             RanksError: the ranks cannot decide together.
         """
         if not isinstance(requests, Mapping) or not all(isinstance(one, Mapping) for one in requests.values()):
-            raise ValueError(f"`requests` must hold the arguments of `lookup` by request id, got {requests!r:.200}")
+            raise ValueError(f"`requests` must hold the arguments of `lookup` by request id, got {shown(requests)}")
         for request_id, options in requests.items():
             if "ranks" in options:
                 raise ValueError(f"`ranks` must not be given, they are asked for, got some for request {request_id!r}")
@@ -253,7 +253,7 @@ class RankedOffloader:
     def cancel(self, job: Job) -> bool:
         """Gives a job up on all ranks; see `Offloader.cancel`."""
         if not isinstance(job, Job):
-            raise ValueError(f"`job` must be one of this offloader, got {job!r}")
+            raise ValueError(f"`job` must be one of this offloader, got {shown(job)}")
         self._note("cancel", self._number(job.request_id), job.operation)
         given_up = self.offloader.cancel(job)
         for one in self._before(job):

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from kvjax._checks import shown
 from kvjax.coverage import Asked, Hit, asked, chunks_lacking, hit_of
 from kvjax.decision import Decision, Option, Restore, decide
 from kvjax.handles import Lookup
@@ -325,7 +326,7 @@ def opened(tiers: Sequence[Tier | str], show_progress: bool | None = None) -> li
         raise ValueError(f"`tiers` must be at most {MOST_TIERS}, got {len(tiers)}")
     for tier in tiers:
         if not isinstance(tier, (str, Tier)):
-            raise ValueError(f"`tiers` must be tiers or their URLs, got {tier!r}")
+            raise ValueError(f"`tiers` must be tiers or their URLs, got {shown(tier)}")
     found: list[Tier] = []
     new: list[Tier] = []
     try:

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from kvjax._checks import integer, seconds
+from kvjax._checks import integer, seconds, shown
 from kvjax.tiers import redis_commands as commands
 from kvjax.tiers.answers import Answer, fail_all
 from kvjax.tiers.bounded_socket import BoundedSocket
@@ -81,7 +81,7 @@ class RedisTier(Tier):
         self.connections = integer(connections, "connections", at_least=1, below=_MOST_CONNECTIONS + 1)
         self.ttl_s = seconds(ttl_s, "ttl_s")
         if self.ttl_s is not None and self.ttl_s < 1e-3:
-            raise ValueError(f"`ttl_s` must be at least 0.001 seconds, got {ttl_s!r}")
+            raise ValueError(f"`ttl_s` must be at least 0.001 seconds, got {shown(ttl_s)}")
         self.max_bytes = None if max_bytes is None else integer(max_bytes, "max_bytes", at_least=1)
         self._address = address
         self._ttl_ms = None if self.ttl_s is None else round(self.ttl_s * 1000)

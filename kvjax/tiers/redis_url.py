@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
+from kvjax._checks import shown
+
 USERNAME_VARIABLE = "KVJAX_REDIS_USERNAME"
 PASSWORD_VARIABLE = "KVJAX_REDIS_PASSWORD"
 DEFAULT_PORT = 6379
@@ -165,7 +167,7 @@ def _options(query: str) -> dict[str, Any]:
 def _number(name: str) -> Callable[[str], int]:
     def read(value: str) -> int:
         if not re.fullmatch(r"[0-9]{1,9}", value):
-            raise ValueError(f"`{name}` in `url` must be a whole number, got {value!r}")
+            raise ValueError(f"`{name}` in `url` must be a whole number, got {shown(value)}")
         return int(value)
 
     return read
@@ -174,7 +176,7 @@ def _number(name: str) -> Callable[[str], int]:
 def _duration(name: str) -> Callable[[str], float]:
     def read(value: str) -> float:
         if not _SECONDS.fullmatch(value) or float(value) < 1e-3:
-            raise ValueError(f"`{name}` in `url` must be a number of seconds of at least 0.001, got {value!r}")
+            raise ValueError(f"`{name}` in `url` must be a number of seconds of at least 0.001, got {shown(value)}")
         return float(value)
 
     return read
@@ -184,7 +186,7 @@ def _size(name: str) -> Callable[[str], int]:
     def read(value: str) -> int:
         match = _SIZE.fullmatch(value)
         if match is None or not int(match[1]):
-            raise ValueError(f"`{name}` in `url` must be a positive size such as 10GiB, got {value!r}")
+            raise ValueError(f"`{name}` in `url` must be a positive size such as 10GiB, got {shown(value)}")
         return int(match[1]) * _UNITS[match[2] or ""]
 
     return read
@@ -193,7 +195,7 @@ def _size(name: str) -> Callable[[str], int]:
 def _file(name: str) -> Callable[[str], str]:
     def read(value: str) -> str:
         if not os.path.isfile(value):
-            raise ValueError(f"`{name}` in `url` must be a file that is there, got {value!r}")
+            raise ValueError(f"`{name}` in `url` must be a file that is there, got {shown(value)}")
         return value
 
     return read
@@ -201,7 +203,7 @@ def _file(name: str) -> Callable[[str], str]:
 
 def _verify(value: str) -> bool:
     if value not in ("true", "false"):
-        raise ValueError(f"`tls_verify` in `url` must be true or false, got {value!r}")
+        raise ValueError(f"`tls_verify` in `url` must be true or false, got {shown(value)}")
     return value == "true"
 
 

@@ -8,7 +8,7 @@ from typing import Literal, get_args
 
 import numpy as np
 
-from kvjax._checks import integer, seconds, text
+from kvjax._checks import integer, seconds, shown, text
 from kvjax.tiers.entries import EntryName
 
 Write = Literal["through", "back", "never"]
@@ -94,10 +94,10 @@ class Tier(ABC):
     ):
         self.name = text(name, "name")
         if write not in get_args(Write):
-            raise ValueError(f"`write` must be one of {', '.join(map(repr, get_args(Write)))}, got {write!r}")
+            raise ValueError(f"`write` must be one of {', '.join(map(repr, get_args(Write)))}, got {shown(write)}")
         limit = seconds(timeout_s, "timeout_s")
         if not limit:
-            raise ValueError(f"`timeout_s` must be a positive number of seconds, got {timeout_s!r}")
+            raise ValueError(f"`timeout_s` must be a positive number of seconds, got {shown(timeout_s)}")
         self.write: Write = write
         self.timeout_s = limit
         self.max_pending_bytes = integer(max_pending_bytes, "max_pending_bytes", at_least=1)

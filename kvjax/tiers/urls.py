@@ -1,11 +1,10 @@
 """Tiers by URL."""
 
 import re
-import reprlib
 from typing import Any, get_args
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
-from kvjax._checks import integer, one_of, size, text
+from kvjax._checks import integer, one_of, shown, size, text
 from kvjax.tiers.tier import Tier, Write
 
 DEFAULT_MAX_BYTES = 100 * 2**30
@@ -163,7 +162,7 @@ def _spec(parts: SplitResult, path: str, options: dict[str, str]) -> dict[str, A
 
 def _match(form: re.Pattern[str], options: dict[str, str], name: str, rule: str) -> str:
     if not form.fullmatch(options[name]):
-        raise ValueError(f"`{name}` must be {rule}, got {reprlib.repr(options[name])}")
+        raise ValueError(f"`{name}` must be {rule}, got {shown(options[name])}")
     return options[name]
 
 

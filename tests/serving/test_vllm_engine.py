@@ -89,6 +89,7 @@ def test_no_step_compiles_anything(connector, compilations, monkeypatch, groups,
 SHARED = [Group(FullAttention(), 8, (0, 1)), Group(SlidingWindow(20), 8, (0, 1)), Group(SlidingWindow(20), 8, (0,))]
 BLOCKS = {1: 40, 3: 75}  # in the device pool, by the number of groups
 UNIFORM = [Group(FullAttention(), 8, (0, 1, 2))]
+SLIDING = [Group(SlidingWindow(20), 8, (0, 1, 2))]
 
 
 def conversations(engine, rng, *, turns=3, many=5):
@@ -203,7 +204,9 @@ class Unreliable:
 
 
 @pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
-@pytest.mark.parametrize("groups", [STATES, SHARED, UNIFORM], ids=["states", "shared", "uniform"])
+@pytest.mark.parametrize(
+    "groups", [STATES, SHARED, UNIFORM, SLIDING], ids=["states", "shared", "uniform", "sliding alone"]
+)
 def test_loads_and_stores_that_fail_cost_computing_and_nothing_else(connector, groups, late, caplog):
     rng = np.random.default_rng(7)
     engine = engine_of(connector, groups, num_blocks=BLOCKS[len(groups)], late=late)

@@ -251,6 +251,7 @@ MIXED = [Group(FullAttention(), 16, (0,)), Group(SlidingWindow(40), 16, (0, 1)),
 STATES = [Group(FullAttention(), 16, (0,)), Group(Recurrent(), MAX_TOKENS, (1, 2))]
 ALIGNED = [Group(FullAttention(), 16, (0,)), Group(Recurrent(), 16, (1, 2), in_blocks=True)]
 UNIFORM = [Group(FullAttention(), 16, (0, 1))]
+SLIDING = [Group(SlidingWindow(40), 16, (0, 1))]
 CASES = [
     pytest.param(MIXED, True, False, id="mixed"),
     pytest.param(MIXED, True, True, id="mixed ahead"),
@@ -260,6 +261,7 @@ CASES = [
     pytest.param(ALIGNED, True, False, id="states in blocks"),
     pytest.param(ALIGNED, True, True, id="states in blocks ahead"),
     pytest.param(UNIFORM, True, False, id="uniform"),
+    pytest.param(SLIDING, True, False, id="sliding alone"),
 ]
 
 

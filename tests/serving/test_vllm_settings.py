@@ -114,10 +114,10 @@ def test_settings_that_might_restore_wrong_bytes_are_refused(change, text):
         check_supported(config, groups(), by_request=True)
 
 
-def test_several_groups_need_a_vllm_that_hears_of_failures_by_request():
-    with pytest.raises(ValueError, match="must be served by a vLLM that takes failed loads by request"):
-        check_supported(vllm_config_of({}), groups(), by_request=False)
-    check_supported(vllm_config_of({}), groups(MIXED[:1]), by_request=False)
+@pytest.mark.parametrize("number", [1, 3])
+def test_a_vllm_that_does_not_hear_of_failures_by_request_is_refused(number):
+    with pytest.raises(ValueError, match="vLLM must take failed loads by request with kvjax"):
+        check_supported(vllm_config_of({}), groups(MIXED[:number]), by_request=False)
 
 
 def test_drafts_and_steps_of_many_tokens_are_taken_where_there_are_no_states():
@@ -132,7 +132,11 @@ def test_models_are_told_apart_by_all_that_changes_their_caches():
         config = vllm_config_of({})
         vars(config.model_config).update(change)
         names.add(model_of(config))
-    assert len(names) == 5
+    for more in ({}, {"quantization": {"qwix": {"rules": []}}}, {"a": 1}):
+        config = vllm_config_of({})
+        config.additional_config = more
+        names.add(model_of(config))
+    assert len(names) == 7
     assert "test@default/none/bfloat16" in names
 
 

@@ -115,16 +115,15 @@ def test_a_load_that_cannot_be_planned_fails_once(monkeypatch):
     assert side.matched_tokens(request, 0) == 16
     side.allocated(request, ([5, 6, 7],), 16)
     (order,) = side.orders(idle()).loads
-    assert (order.request_id, order.plan, order.blocks) == ("r", None, (5, 6, 7))
+    assert (order.request_id, order.plan) == ("r", None)
     assert side.matched_tokens(request, 0) == 0, "it is computed now"
 
 
-def test_blocks_of_vllms_own_hit_stay_valid_when_a_load_fails():
+def test_blocks_of_vllms_own_hit_are_not_loaded():
     side, request = restorable()
     assert side.matched_tokens(request, 8) == 8
     side.allocated(request, ([5, 6, 7],), 8)
     (order,) = side.orders(idle()).loads
-    assert order.blocks == (6, 7)
     assert order.plan.moves[0].block_ids.tolist() == [[6]]
 
 

@@ -409,7 +409,6 @@ class Engine:
         told = SimpleNamespace(
             finished_recving=results.finished_recving,
             failed_recving=results.failed_recving,
-            invalid_block_ids=worker.get_block_ids_with_load_errors(),
             kv_connector_worker_meta=pickle.loads(pickle.dumps(worker.build_connector_worker_meta())),
         )
         worker.clear_connector_metadata()
@@ -418,11 +417,6 @@ class Engine:
     def process(self, told, stops):
         """The scheduler hears of a step."""
         failed = set(told.failed_recving)
-        assert not failed or len(self.groups) > 1, "told by block"
-        if told.invalid_block_ids:
-            assert len(self.groups) == 1, "vLLM cannot tell whose blocks these are"
-            for request in self.loading.values():
-                self._truncate(request, told.invalid_block_ids)
         self.failed_loads += len(failed)
         for request_id in failed:
             self.loading[request_id].num_computed_tokens = 0
@@ -443,13 +437,6 @@ class Engine:
             request.status = request.before_loading
             if request.num_computed_tokens == 0:
                 self._free(request)
-
-    def _truncate(self, request, invalid):
-        (table,), (group,) = self.tables[request.request_id], self.groups
-        bad = [i for i, block in enumerate(table) if block in invalid]
-        if bad:
-            self.failed_loads += 1
-            request.num_computed_tokens = min(request.num_computed_tokens, bad[0] * group.tokens_per_block)
 
     def step(self):
         self.pending.append(self.execute(*self.schedule()))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvjax._checks import shown
 from kvjax.groups import FullAttention, GroupSpec, Kind, LeafSpec, Recurrent, SlidingWindow
 
 # Lists of arrays that a pool may have, all with the page (or the slot of a state) as their first dimension.
@@ -85,7 +86,7 @@ def groups_of(
         has = "has no `swa_kv_pool`" if sliding is None else "has a `swa_kv_pool`"
         raise ValueError(
             f"`window_tokens` must be given for a device pool with a sliding window, and only for one; this "
-            f"{type(device_pool).__name__} {has}, got {window_tokens!r}"
+            f"{type(device_pool).__name__} {has}, got {shown(window_tokens)}"
         )
     tokens_per_page = device_pool.page_size
     groups = [device_group("full", FullAttention(), tokens_per_page, full, _PAGED_LISTS)]

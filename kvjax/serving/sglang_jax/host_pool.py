@@ -3,7 +3,7 @@
 import logging
 from typing import Any
 
-from kvjax._checks import integer
+from kvjax._checks import integer, shown
 from kvjax.groups import FullAttention
 from kvjax.serving.sglang_jax.device_groups import device_group
 from kvjax.serving.sglang_jax.group_pool import GroupPool
@@ -53,7 +53,7 @@ class HostPool(GroupPool):
         group = device_group("full", FullAttention(), integer(page_size, "page_size", at_least=1), device_pool)
         if layer_num != len(device_pool.kv_buffer):
             held = len(device_pool.kv_buffer)
-            raise ValueError(f"`layer_num` must be the number of arrays in `kv_buffer`, {held}, got {layer_num!r}")
+            raise ValueError(f"`layer_num` must be the number of arrays in `kv_buffer`, {held}, got {shown(layer_num)}")
         chunking, units = cut([group])
         num_units = num_pages * (units.units_per_chunk[0] or 0)
         shared = SharedUnits(

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from kvjax.serving.vllm.books import Books
     from kvjax.serving.vllm.worker import WorkerSide
 
-# Where vLLM has it, loads that failed are told by request; before, by block, which only models of one group can take.
+# How vLLM is told by request that a load failed. By block, as before, it cannot be told of several groups, whose ids
+# are ambiguous, nor of a window, of which it would keep what lies before the block that failed.
 _RESULTS = getattr(base, "KVConnectorTransferResults", None)
 
 
@@ -223,17 +224,10 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         return None, loaded
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
-        """As `get_finished`, with the loads that failed where a model has several groups."""
+        """As `get_finished`, with the loads that failed."""
         assert _RESULTS is not None, "vLLM calls it where it has it"
         _, loaded = self.get_finished(finished_req_ids)
-        failed = set(self._failed) if len(self._groups) > 1 else set()
-        return _RESULTS(finished_recving=set(loaded or ()), failed_recving=failed)
-
-    def get_block_ids_with_load_errors(self) -> set[int]:
-        """Returns the blocks that failed loads were to fill, where a model has one group: ids are ambiguous else."""
-        if self._worker is None or len(self._groups) > 1:
-            return set()
-        return self._worker.invalid_blocks()
+        return _RESULTS(finished_recving=set(loaded or ()), failed_recving=set(self._failed))
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Returns what the scheduler's side has to hear, if anything."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from kvjax._checks import shown
 from kvjax.groups import CacheLayout, ChunkedLocal, FullAttention, GroupSpec, Kind, LeafSpec, Recurrent, SlidingWindow
 
 _WORDS = {FullAttention: "full", SlidingWindow: "sliding", ChunkedLocal: "chunked", Recurrent: "state"}
@@ -109,7 +110,7 @@ def _has_slots(spec: Any, kind: Kind) -> bool:
     modes = {getattr(one, "mamba_cache_mode", "none") for one in specs}
     if modes not in ({"none"}, {"align"}):
         raise ValueError(
-            f"`mamba_cache_mode` must be 'none' or 'align' with kvjax, got {' and '.join(sorted(modes))!r}"
+            f"`mamba_cache_mode` must be 'none' or 'align' with kvjax, got {shown(' and '.join(sorted(modes)))}"
         )
     return modes == {"none"}
 

@@ -16,13 +16,11 @@ class Order:
         number: names it in the report.
         request_id: whose blocks it moves.
         plan: the moves; `None` for a load that could not be planned: it fails.
-        blocks: of a load for a model of one group, vLLM's ids of the blocks that are invalid if it fails.
     """
 
     number: int
     request_id: str
     plan: LoadPlan | StorePlan | None
-    blocks: tuple[int, ...] = ()
 
 
 @dataclass(slots=True, eq=False)

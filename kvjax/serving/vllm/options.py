@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-from kvjax._checks import integer, one_of, seconds, size, text
+from kvjax._checks import integer, one_of, seconds, shown, size, text
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ def options_of(extra: Mapping[str, Any]) -> Options:
     given = dict(extra)
     tiers = given.pop("tiers", None) or ()
     if not isinstance(tiers, (list, tuple)) or not all(isinstance(tier, str) for tier in tiers):
-        raise ValueError(f"`tiers` must be a list of URLs, from the fastest one down, got {tiers!r}")
+        raise ValueError(f"`tiers` must be a list of URLs, from the fastest one down, got {shown(tiers)}")
     for name in ("host_bytes", "min_chunk_bytes", "staging_bytes"):
         value = given.get(name)
         if isinstance(value, str):

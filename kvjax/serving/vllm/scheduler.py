@@ -16,7 +16,7 @@ from kvjax.serving.vllm.figures import Figures, Meter
 from kvjax.serving.vllm.keys import RequestKeys
 from kvjax.serving.vllm.messages import Order, Orders, Outcome, Report
 from kvjax.serving.vllm.options import Options
-from kvjax.serving.vllm.tracked import VLLM_NULL, Tracked, load_tables
+from kvjax.serving.vllm.tracked import Tracked, load_tables
 
 _LOG = logging.getLogger(__name__)
 
@@ -94,16 +94,15 @@ class SchedulerSide:
         if not num_external or self.books is None:
             return
         request_id, number = request.request_id, next(self._numbers)
-        blocks = self._external_blocks(request_id, block_ids) if len(block_ids) == 1 else ()
         try:
             load = self._prepare_load(request_id, block_ids, num_external)
         except ValueError:
             _LOG.exception("the load of request %s cannot be planned, and fails", request_id)
             tracked.restores = False
-            self._orders.loads.append(Order(number, request_id, None, blocks))
+            self._orders.loads.append(Order(number, request_id, None))
             return
         self._open[number] = load
-        self._orders.loads.append(Order(number, request_id, None if load.stale else load.plan, blocks))
+        self._orders.loads.append(Order(number, request_id, None if load.stale else load.plan))
 
     def orders(self, scheduler_output: Any) -> Orders:
         """Plans the stores of what the steps before wrote, and returns what the worker is to do in this one."""
@@ -181,13 +180,6 @@ class SchedulerSide:
         if tracked.lost_its_blocks:
             self._store(tracked, checkpoint=True)
             tracked.forget_blocks()
-
-    def _external_blocks(self, request_id: str, block_ids: tuple[list[int], ...]) -> tuple[int, ...]:
-        """The blocks of a model of one group that a load of the request's hit fills."""
-        assert self.books is not None, "the books are open"
-        known, (group,) = self.books.ledger.request(request_id), self.books.ledger.chunking.layout.groups
-        start = known.most_on_device // group.tokens_per_block
-        return tuple(block for block in block_ids[0][start:] if block != VLLM_NULL)
 
     def _prepare_load(self, request_id: str, block_ids: tuple[list[int], ...], num_external: int) -> Load:
         assert self.books is not None, "the books are open"

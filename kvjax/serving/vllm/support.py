@@ -4,6 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+from kvjax._checks import shown
 from kvjax.groups import Recurrent
 from kvjax.serving.vllm.layout import VllmGroup
 
@@ -21,11 +22,11 @@ def check_supported(vllm_config: Any, groups: Sequence[VllmGroup], *, by_request
     """
     parallel, transfer = vllm_config.parallel_config, vllm_config.kv_transfer_config
     if transfer.kv_role != "kv_both":
-        raise ValueError(f"`kv_role` must be 'kv_both' with kvjax, got {transfer.kv_role!r}")
+        raise ValueError(f"`kv_role` must be 'kv_both' with kvjax, got {shown(transfer.kv_role)}")
     if transfer.kv_load_failure_policy != "recompute":
         raise ValueError(
             "`kv_load_failure_policy` must be 'recompute' with kvjax, so that blocks that cannot be restored are "
-            f"computed, got {transfer.kv_load_failure_policy!r}"
+            f"computed, got {shown(transfer.kv_load_failure_policy)}"
         )
     for name in ("data_parallel_size", "pipeline_parallel_size", "decode_context_parallel_size"):
         number = getattr(parallel, name, 1)
@@ -35,10 +36,10 @@ def check_supported(vllm_config: Any, groups: Sequence[VllmGroup], *, by_request
     ranks = getattr(getattr(vllm_config, "sharding_config", None), "total_dp_size", 1)
     if ranks != 1:
         raise ValueError(f"tpu-inference must split nothing over data-parallel ranks with kvjax, got {ranks} ranks")
-    if len(groups) > 1 and not by_request:
+    if not by_request:
         raise ValueError(
-            "models of several cache groups must be served by a vLLM that takes failed loads by request "
-            "(`KVConnectorTransferResults`, as 0.32 has it), got one without"
+            "vLLM must take failed loads by request with kvjax (`KVConnectorTransferResults`, as 0.32 has it), got one "
+            "that does not"
         )
     if not any(isinstance(group.kind, Recurrent) for group in groups):
         return
@@ -53,10 +54,10 @@ def check_supported(vllm_config: Any, groups: Sequence[VllmGroup], *, by_request
 
 def model_of(vllm_config: Any) -> str:
     """Returns what, besides the layout, a cache depends on: the model's name and revision, how it is quantized, its
-    type of numbers, and what of its configuration is overridden."""
+    type of numbers, what of its configuration is overridden, and all of `additional_config`, where tpu-inference is
+    told to quantize."""
     model = vllm_config.model_config
     named = f"{model.model}@{model.revision or 'default'}/{model.quantization or 'none'}/{model.dtype}"
-    overrides = model.hf_overrides
-    if not overrides:
-        return named
-    return f"{named}/{json.dumps(overrides, sort_keys=True, default=str)}"
+    more = {"hf_overrides": model.hf_overrides, "additional_config": getattr(vllm_config, "additional_config", None)}
+    more = {name: value for name, value in more.items() if value}
+    return f"{named}/{json.dumps(more, sort_keys=True, default=str)}" if more else named

@@ -39,7 +39,6 @@ class WorkerSide:
         self._under_way: dict[Order, Transfer] = {}
         self._loaded: set[str] = set()
         self._failed: set[str] = set()
-        self._invalid: set[int] = set()
 
     # --- what the connector calls, in the order of a step ------------------------------------------------
 
@@ -73,11 +72,6 @@ class WorkerSide:
         loaded, failed = self._loaded, self._failed
         self._loaded, self._failed = set(), set()
         return loaded, failed
-
-    def invalid_blocks(self) -> set[int]:
-        """Returns the blocks of failed loads that were not asked for before, see `Order`."""
-        invalid, self._invalid = self._invalid, set()
-        return invalid
 
     def report(self) -> Report:
         """Returns what the scheduler's side has to hear, once."""
@@ -135,7 +129,6 @@ class WorkerSide:
         if order.plan is None or len(moved) < len(order.plan.moves) or not all(mask.all() for mask in moved.values()):
             self._failed.add(order.request_id)
             self._states.drop([order.request_id])
-            self._invalid.update(order.blocks)
 
     def _revive(self) -> None:
         if self.mover.revive():
