@@ -1,6 +1,7 @@
 """The connector under a small vLLM: every byte that a request reads is what its tokens make it."""
 
 import importlib
+from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
@@ -251,6 +252,43 @@ def test_a_pool_that_is_full_evicts_or_declines(connector, groups):
     conversations(engine, rng, turns=4)
     engine.books().check_integrity()
     assert engine.books().pool.counts.evicted_by_group.sum() > 0
+
+
+@pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
+def test_a_turn_after_a_pause_is_restored_whatever_the_steps_before_could_tell(connector, late):
+    """vLLM makes no step while it has no request: what the last stores came to is heard when the next one is there."""
+    engine = engine_of(connector, MIXED, late=late)
+    engine.add(request_of(engine, "warm-up", list(range(500, 520))))
+    engine.run()
+    side = engine.worker._worker
+    store = side.mover.store
+
+    def slow(caches, plan):
+        caches, transfer = store(caches, plan)
+        return caches, Slow(transfer, 4)
+
+    side.mover = SimpleNamespace(
+        store=slow, load=side.mover.load, revive=side.mover.revive, caches=side.mover.caches, close=side.mover.close
+    )
+    for name in ("first", "again"):
+        engine.add(request_of(engine, name, list(range(97)), max_tokens=1))
+        engine.run()
+    assert engine.restored_tokens == 96
+    assert engine.books().num_requests == 0
+
+
+def test_a_prompt_does_not_wait_for_stores_while_others_run(connector):
+    engine = engine_of(connector, MIXED)
+    engine.add(request_of(engine, "a", list(range(100)), max_tokens=60))
+    while engine.requests["a"].num_known < 110:
+        engine.step()
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(1), fails=0)
+    engine.worker._worker.mover._maybe = lambda transfer: Slow(transfer, 10**6)
+    while not engine.scheduler._books._open:
+        engine.step()
+    engine.add(request_of(engine, "b", list(range(300, 340)), max_tokens=1))
+    engine.step()
+    assert engine.requests["b"].status == "RUNNING"
 
 
 def test_requests_that_share_a_prefix_in_flight_end_up_with_one_copy_each_way(connector):

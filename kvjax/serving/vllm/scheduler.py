@@ -65,13 +65,14 @@ class SchedulerSide:
 
     def matched_tokens(self, request: Any, num_computed: int) -> int | None:
         """Returns how many tokens beyond `num_computed` can be loaded, or `None` to be asked again after a step: what
-        the request computed before it was preempted is being stored, or what lower tiers have of it is on its way. It
+        the request computed before it was preempted is being stored, or what lower tiers have of it is on its way; or
+        nothing runs, and no step has told yet what became of the stores of what ran last, such as the turn before. It
         may be asked again and again."""
         tracked = self._requests.setdefault(request.request_id, Tracked(request))
         self._note_preemption(tracked)
         if self.books is None or not tracked.restores:
             return 0
-        if tracked.stores_under_way:
+        if tracked.stores_under_way or self._is_idle_and_storing():
             return None
         if tracked.found is not None and tracked.found.device_tokens == num_computed:
             return tracked.found.hit_tokens - num_computed
@@ -174,7 +175,13 @@ class SchedulerSide:
             self.books.ledger.request(tracked.request.request_id)
         except ValueError:
             return False
-        return True
+        return not any(tracked.admitted for tracked in self._requests.values())
+
+    def _is_idle_and_storing(self) -> bool:
+        """Whether vLLM runs nothing, so that waiting a step costs nothing, while stores are not known to have ended."""
+        if not any(isinstance(work, Store) for work in self._open.values()):
+            return False
+        return not any(tracked.admitted for tracked in self._requests.values())
 
     def _note_preemption(self, tracked: Tracked) -> None:
         if tracked.lost_its_blocks:
