@@ -105,7 +105,7 @@ class Stats:
             their request may store.
         stale_chunks: chunks that were invalidated while they were being written.
         outdated_stores: stores of requests whose namespace was invalidated after they were looked up.
-        refused_stores: times that the pool had no room for a store.
+        refused_stores: times that the pool had no room for a store, or is smaller than all of one.
         shared_loads: loads that share blocks with another one.
         failed_jobs: jobs that ended badly, or in part.
         cancelled_jobs: jobs that were cancelled.

@@ -1,5 +1,6 @@
 """Which chunks of a request are stored for a checkpoint."""
 
+import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -9,13 +10,15 @@ import numpy as np
 
 from kvjax.chain import Chain
 from kvjax.chunking import Chunking
-from kvjax.coverage import first_tokens, needed, store_set
+from kvjax.coverage import first_tokens, needed, store_set, stored_positions
 from kvjax.groups import Recurrent
 from kvjax.packing import Units
 from kvjax.plan import NULL_BLOCK, StorePlan, chunk_blocks, plan_store
 from kvjax.pool import ChunkPool, Reservation
 from kvjax.requests import Request
 from kvjax.retention import UNRANKED, of_use, ranks_above
+
+_LOG = logging.getLogger(__name__)
 
 # An access is named whole again, as more recent, when it has grown by this share and so many chunks.
 _GROWN_BY = 0.25
@@ -77,6 +80,7 @@ class StoreChooser:
         self._admits = admits
         self.dropped = np.zeros(len(chunking.layout.groups), np.int64)  # chunks that lost a block, by group
         self.num_declined = 0  # chunks that were not to be stored
+        self._told_too_small = False
 
     def reserve(
         self,
@@ -258,6 +262,22 @@ class StoreChooser:
             chunks[name], units[name] = chunk_idxs[some], self._pool.units(slots[some])
             epochs[g] = self._pool.epochs(slots[some])
         return plan_store(self._chunking, chunks, block_tables, units, num_blocks=num_blocks), epochs
+
+    def note_too_large(self, checkpoints: Iterable[int]) -> None:
+        """Counts a store as refused of which the pool, were it empty, could not hold all; the log says so once."""
+        too_large = [one for one in checkpoints if self._fitting(one) < one]
+        if not too_large:
+            return
+        self._pool.counts.refused += 1
+        if not self._told_too_small:
+            self._told_too_small = True
+            _LOG.warning(
+                "the host pool is too small for a request of %d tokens: of such requests it holds the first %d at most",
+                too_large[-1],
+                stored_positions(self._chunking, self._fitting(too_large[-1]), resume_multiple=self._resume_multiple)[
+                    0
+                ],
+            )
 
     def _fitting(self, checkpoint: int) -> int:
         """The checkpoint itself, or a lower position of which the empty pool could hold all."""

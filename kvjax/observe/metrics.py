@@ -133,7 +133,7 @@ METRICS: tuple[AnyMetric, ...] = (
         "kvjax_refused_stores_total",
         "counter",
         "stores",
-        "times that the pool had no room for a store",
+        "times that the pool had no room for a store, or is smaller than all of one",
         lambda s: s.refused_stores,
     ),
     Metric(
