@@ -4,15 +4,17 @@ import operator
 import re
 import reprlib
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 # Positions and sizes stay far from the end of int64, so that no sum or product of two that belong
 # together can wrap.
 LIMIT = 2**48
+_INT64_MAX = 2**63 - 1
 _MOST_SECONDS = 1e9  # what clocks and locks can take
 _UNITS = {"": 1, "B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_T = TypeVar("_T")
 _SIZE = re.compile(r"([0-9]{1,30})(B|KiB|MiB|GiB|TiB)?")
 
 
@@ -41,6 +43,41 @@ def shown(value: Any) -> str:
 def is_int(value: Any) -> bool:
     """True for Python and NumPy integers; False for bools, floats and everything else."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
+
+
+def instance(value: Any, kind: type[_T], name: str) -> _T:
+    """Returns `value`, an object of a class.
+
+    Raises:
+        ValueError: it is something else.
+    """
+    if not isinstance(value, kind):
+        article = "an" if kind.__name__[0] in "AEIO" else "a"
+        raise ValueError(f"`{name}` must be {article} {kind.__name__}, got {shown(value)}")
+    return value
+
+
+def integers(value: Any, rule: str) -> np.ndarray:
+    """Returns a 1-d sequence of integers as an `int64` array.
+
+    Args:
+        value: as given.
+        rule: the beginning of the message: what must hold.
+
+    Raises:
+        ValueError: it is something else, or has integers that `int64` does not.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ValueError(f"{rule}, got sequences of various lengths") from None
+    if not array.ndim:
+        raise ValueError(f"{rule}, got {type(value).__name__}")
+    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
+        raise ValueError(f"{rule}, got a {array.ndim}-d one of {array.dtype.name}")
+    if array.dtype == np.uint64 and array.size and array.max() > _INT64_MAX:
+        raise ValueError(f"{rule}, got {array.max()}, which is too large")
+    return array.astype(np.int64)
 
 
 def integer(value: Any, name: str, *, at_least: int, below: int = LIMIT) -> int:

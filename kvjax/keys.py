@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import integer, shown
+from kvjax._checks import integer, integers, shown
 from kvjax.chunking import Chunking
 
 ChunkKey = bytes
@@ -85,15 +85,7 @@ def token_array(token_ids: Any) -> np.ndarray:
     Raises:
         ValueError: they are not one-dimensional or not integers.
     """
-    if isinstance(token_ids, (str, bytes)) or not hasattr(token_ids, "__len__"):
-        raise ValueError(f"`token_ids` must be a 1-d sequence of ints, got {type(token_ids).__name__}")
-    try:
-        array = np.asarray(token_ids)
-    except ValueError:
-        raise ValueError("`token_ids` must be a 1-d sequence of ints, got sequences of various lengths") from None
-    if array.ndim != 1 or (array.size and array.dtype.kind not in "iu"):
-        raise ValueError(f"`token_ids` must be a 1-d sequence of ints, got {array.ndim}-d {array.dtype.name}")
-    return array.astype(np.int64)
+    return integers(token_ids, "`token_ids` must be a 1-d sequence of ints")
 
 
 def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:
@@ -104,7 +96,7 @@ def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:
         hashes: bytes of any length, or ints; each must stand for the whole prefix that ends there.
 
     Raises:
-        ValueError: a hash is neither bytes nor an int.
+        ValueError: a hash is neither bytes nor an int, or the same as another: then it does not stand for a prefix.
     """
     bound = []
     if isinstance(hashes, (str, bytes)) or not isinstance(hashes, Iterable):
@@ -118,6 +110,8 @@ def engine_hashes(namespace: bytes, hashes: Iterable[Any]) -> list[bytes]:
         else:
             raise ValueError(f"`hashes` must hold bytes or ints, got {shown(value)}")
         bound.append(hashlib.blake2b(raw, digest_size=HASH_BYTES, key=namespace).digest())
+    if len(set(bound)) < len(bound):
+        raise ValueError("`hashes` must each stand for the whole prefix that ends there, got the same one twice")
     return bound
 
 

@@ -7,6 +7,7 @@ resident can restore. No other module restates them. All intervals of *tokens* a
 
 import numpy as np
 
+from kvjax._checks import shown
 from kvjax._intervals import Intervals
 from kvjax._resident import Resident
 from kvjax.groups import ChunkedLocal, FullAttention, GroupSpec, Kind, Recurrent, Scratch, SlidingWindow
@@ -22,8 +23,17 @@ def needed(kind: Kind, position: int) -> tuple[int, int]:
 
     >>> needed(SlidingWindow(4), 10)
     (7, 10)
+
+    Args:
+        kind: of a group.
+        position: from 0 on.
+
+    Raises:
+        ValueError: a `kind` that is none, or a negative position.
     """
-    if position == 0:
+    if position <= 0:
+        if position < 0:
+            raise ValueError(f"`position` must be a non-negative int, got {position}")
         return (0, 0)
     match kind:
         case FullAttention():
@@ -36,6 +46,7 @@ def needed(kind: Kind, position: int) -> tuple[int, int]:
             return (position - 1, position)
         case Scratch():
             return (0, 0)
+    raise ValueError(f"`kind` must be FullAttention(), SlidingWindow(…) or another kind of group, got {shown(kind)}")
 
 
 def needed_from(kind: Kind, positions: np.ndarray) -> np.ndarray:

@@ -5,12 +5,13 @@ A request goes through `lookup`, then `prepare_load` / `complete_load`, `extend`
 changes nothing. Not thread-safe: one scheduler calls it.
 """
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any, Literal
 
 import numpy as np
 
-from kvjax._checks import flag, integer, shown
+from kvjax._arguments import check_chunking
+from kvjax._checks import flag, instance, integer, integers, shown
 from kvjax.checkpoints import checkpoint_spacing
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit, next_cut, restorable_of
@@ -89,8 +90,9 @@ class Ledger:
         store_after: int = 1,
         policy: Policy | None = None,
     ):
+        check_chunking(chunking)
         self.chunking = chunking
-        self.units = units
+        self.units = instance(units, Units, "units")
         self.model, self.shard = model, shard
         self.resume_multiple = integer(resume_multiple, "resume_multiple", at_least=1)
         self.checkpoint_tokens = checkpoint_spacing(chunking, checkpoint_tokens)
@@ -99,6 +101,7 @@ class Ledger:
         chooser = StoreChooser(chunking, units, self.pool, self.resume_multiple, admits=self.store_after > 1)
         self.counts = LedgerCounts(np.zeros(len(chunking.layout.groups), np.int64), chooser.dropped)
         self._namespaces: dict[str | bytes, bytes] = {}
+        self.namespace()  # refuses what cannot name a model or a shard
         self._requests: dict[Hashable, Request] = {}
         self._lookups = Lookups(
             chunking,
@@ -258,7 +261,7 @@ class Ledger:
         most = request.limits.load_tokens
         return positions if most is None else positions & Restorable([0], [request.fallback + most])
 
-    def add_checkpoints(self, request_id: Hashable, positions: Iterable[int]) -> None:
+    def add_checkpoints(self, request_id: Hashable, positions: Sequence[int]) -> None:
         """Adds positions to store a request for, as those that other ranks of the model have.
 
         Args:
@@ -270,7 +273,12 @@ class Ledger:
         """
         request = self._request(request_id)
         below = request.num_tokens + request.lag + (self.checkpoint_tokens or 0) + 1
-        request.checkpoints |= {integer(position, "positions", at_least=1, below=below) for position in positions}
+        rule = f"`positions` must be a 1-d sequence of ints from 1 to {below - 1}"
+        wanted = integers(positions, rule)
+        wrong = wanted[(wanted < 1) | (wanted >= below)]
+        if len(wrong):
+            raise ValueError(f"{rule}, got {wrong[0]}")
+        request.checkpoints.update(wanted.tolist())
 
     def extend(
         self,

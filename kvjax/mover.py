@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from kvjax._checks import integer
+from kvjax._arguments import check_chunking
+from kvjax._checks import instance, integer
 from kvjax.chunking import Chunking
 from kvjax.memory.host import HostMemory
 from kvjax.memory.local import LocalView
@@ -138,6 +139,8 @@ class Mover:
         show_progress: bool | None = None,
         view: LocalView | None = None,
     ):
+        check_chunking(chunking)
+        instance(units, Units, "units")
         self.view = view
         self.caches = register(chunking.layout, caches if view is None else view.local(caches))
         self._units = units

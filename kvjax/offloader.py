@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from os import PathLike
 from typing import Any, Literal, overload
@@ -120,7 +120,7 @@ class Offloader:
         self.deadline_s = seconds(deadline_s, "deadline_s")
         wait_s = seconds(tier_wait_s, "tier_wait_s") or 0.0
         ask_s = seconds(tier_ask_s, "tier_ask_s")
-        callback = None if on_event is None else GuardedCallback(on_event)
+        callback = None if on_event is None else GuardedCallback(on_event, "on_event")
         self.chunking = resolve_chunking(
             layout, blocks_per_chunk=blocks_per_chunk, block_size=block_size, min_chunk_bytes=min_chunk_bytes
         )
@@ -166,7 +166,7 @@ class Offloader:
                 if not isinstance(record, (str, PathLike)):
                     raise ValueError(f"`record` must be a path, got {shown(record)}")
                 unit = self.chunking.tokens_per_hash
-                self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking)
+                self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking, name="record")
             self._closed = False
             self._warned = False
             self._flow = TierFlow(self.ledger, self.mover, levels, self._lock, ask_s)
@@ -308,7 +308,7 @@ class Offloader:
             self._see_ended()
             return self.ledger.look_again(request_id, ranks=ranks, max_load_tokens=max_load_tokens)
 
-    def add_checkpoints(self, request_id: Hashable, positions: Iterable[int]) -> None:
+    def add_checkpoints(self, request_id: Hashable, positions: Sequence[int]) -> None:
         """Adds positions to store a request for; see `Ledger.add_checkpoints`."""
         with self._open():
             self.ledger.add_checkpoints(request_id, positions)
@@ -364,8 +364,10 @@ class Offloader:
         """
         amount = integer(num_tokens, "num_tokens", at_least=1)
         took = seconds(seconds_taken, "seconds_taken")
+        if not took:
+            raise ValueError(f"`seconds_taken` must be a positive number of seconds, got {shown(seconds_taken)}")
         with self._locked():
-            self._flow.prefill_speed.add(amount, took or 0.0)
+            self._flow.prefill_speed.add(amount, took)
 
     def load(
         self,

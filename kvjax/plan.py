@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from kvjax._arguments import check_chunking
+from kvjax._checks import instance, integers, shown
 from kvjax.chunking import Chunking
 from kvjax.coverage import Hit, blocks_to_load
 from kvjax.groups import Recurrent
@@ -89,8 +91,9 @@ def plan_store(
             or with a null block or an id out of range where a chunk lies, or `unit_ids` missing or without a
             row for each chunk, or a unit that would be written twice.
     """
+    check_chunking(chunking)
     moves = []
-    for name, listed in chunks.items():
+    for name, listed in instance(chunks, Mapping, "chunks").items():
         g = chunking.layout.index(name, "chunks")
         chosen = _distinct_chunks(name, listed)
         blocks = chunk_blocks(chunking, g, chosen, block_table(chunking, g, block_tables))
@@ -134,6 +137,8 @@ def plan_load(
             must be written; a block that would be written twice; `unit_ids` missing or without a row for
             each chunk.
     """
+    check_chunking(chunking)
+    instance(hit, Hit, "hit")
     moves = []
     written: dict[str, dict[int, str]] = {}
     for g in chunking.layout.cached:
@@ -162,19 +167,19 @@ def block_table(chunking: Chunking, group_idx: int, block_tables: Mapping[str, A
     """Returns a group's block table as `int64`.
 
     Raises:
-        ValueError: there is none, or it is not a 1-d sequence of ints of at least -1.
+        ValueError: there is none, or one of a group that the layout has not, or it is not a 1-d sequence of ints of
+            at least -1.
     """
     name = chunking.layout.groups[group_idx].name
     if not isinstance(block_tables, Mapping) or name not in block_tables:
-        got = sorted(map(str, block_tables)) if isinstance(block_tables, Mapping) else repr(block_tables)
+        got = shown(list(block_tables) if isinstance(block_tables, Mapping) else block_tables)
         raise ValueError(f"`block_tables` must hold a table for group {name!r}, got {got}")
-    table = np.asarray(block_tables[name])
-    if table.ndim != 1 or (table.size and table.dtype.kind not in "iu"):
+    unknown = block_tables.keys() - chunking.layout.names
+    if unknown:
         raise ValueError(
-            f"`block_tables` of group {name!r} must be a 1-d sequence of block ids, "
-            f"got a {table.ndim}-d one of {table.dtype.name}"
+            f"`block_tables` must name groups of the layout {list(chunking.layout.names)}, got {shown(unknown.pop())}"
         )
-    table = table.astype(np.int64)
+    table = integers(block_tables[name], f"`block_tables` of group {name!r} must be a 1-d sequence of block ids")
     if table.size and table.min() < NULL_BLOCK:
         raise ValueError(f"`block_tables` of group {name!r} must hold ids of at least -1, got {table.min()}")
     return table
@@ -215,17 +220,12 @@ def chunk_blocks(
 
 
 def _distinct_chunks(name: str, listed: Any) -> np.ndarray:
-    chunks = np.asarray(listed)
-    if chunks.ndim != 1 or (chunks.size and chunks.dtype.kind not in "iu"):
-        raise ValueError(
-            f"`chunks` of group {name!r} must be a 1-d sequence of chunk indices, "
-            f"got a {chunks.ndim}-d one of {chunks.dtype.name}"
-        )
+    chunks = integers(listed, f"`chunks` of group {name!r} must be a 1-d sequence of chunk indices")
     twice = _named_twice(chunks)
     if chunks.size and (chunks.min() < 0 or twice is not None):
         wrong = chunks.min() if chunks.min() < 0 else f"{twice} twice"
         raise ValueError(f"`chunks` of group {name!r} must be distinct non-negative chunk indices, got {wrong}")
-    return chunks.astype(np.int64)
+    return chunks
 
 
 def _check_units_written_once(moves: list[GroupMoves]) -> None:

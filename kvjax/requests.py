@@ -133,6 +133,8 @@ class Request:
             raise ValueError("a request must be given either `token_ids` or `hashes` all along, got both in turn")
         unit = chunking.tokens_per_hash
         if hashes is not None:
+            if num_tokens is None:
+                raise ValueError("`num_tokens` must be given with `hashes`, got None")
             total = integer(num_tokens, "num_tokens", at_least=self.num_tokens)
             new = engine_hashes(self.namespace, hashes)
             if len(self.hashes) + len(new) != total // unit:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from kvjax._arguments import check_chunking
 from kvjax._checks import integer
 from kvjax._intervals import EMPTY
 from kvjax.chunking import Chunking
@@ -40,6 +41,7 @@ def retained_from(chunking: Chunking, position: int, *, resume_multiple: int = 1
         ValueError: an argument of the wrong type or range.
     """
     # Stored positions never decrease, and the first one of all is no smaller than `resume_step`.
+    check_chunking(chunking)
     first = resume_step(chunking, resume_multiple=resume_multiple)
     stored = max(first, stored_positions(chunking, position, resume_multiple=resume_multiple)[0])
     kept = {}

@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from kvjax._checks import integer, shown
+from kvjax._checks import instance, integer, shown
 from kvjax.fused.host import bucket_of, pad_ids, rows_sharding
 from kvjax.fused.layer_rows import LayerRows, rows_of
 from kvjax.fused.transfers import Arriving
@@ -78,7 +78,7 @@ class FusedSteps:
         arriving_buckets: Sequence[int] = (0, 8, 64),
         leaving_buckets: Sequence[int] = (0, 8),
     ):
-        self._offloader = offloader
+        self._offloader = instance(offloader, Offloader, "offloader")
         mover = offloader.mover
         if mover.view is not None:
             raise ValueError("`offloader` must have been made for caches of this process only, got some of several")

@@ -54,14 +54,15 @@ class GuardedCallback:
 
     Args:
         callback: called with each event, in the thread that tells it.
+        name: of the argument, for the message.
 
     Raises:
         ValueError: `callback` cannot be called.
     """
 
-    def __init__(self, callback: Callable[[KVEvent], object]):
+    def __init__(self, callback: Callable[[KVEvent], object], name: str = "callback"):
         if not callable(callback):
-            raise ValueError(f"`callback` must be callable with one event, got {shown(callback)}")
+            raise ValueError(f"`{name}` must be callable with one event, got {shown(callback)}")
         self.failures = 0
         self._callback = callback
         self._lock = threading.Lock()

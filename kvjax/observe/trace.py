@@ -58,12 +58,15 @@ class TraceWriter:
         path: the file; one that exists is replaced.
         tokens_per_hash: tokens that a hash covers.
         chunking: of the cache that is recorded, so that a replay needs no geometry file.
+        name: what a message calls `path`.
 
     Raises:
         ValueError: the file cannot be opened for writing, or `tokens_per_hash` is no positive int.
     """
 
-    def __init__(self, path: str | PathLike[str], *, tokens_per_hash: int, chunking: Chunking | None = None):
+    def __init__(
+        self, path: str | PathLike[str], *, tokens_per_hash: int, chunking: Chunking | None = None, name: str = "path"
+    ):
         unit = integer(tokens_per_hash, "tokens_per_hash", at_least=1, below=MOST_TOKENS)
         self._path = str(path)
         self._failed = ""
@@ -71,7 +74,9 @@ class TraceWriter:
         try:
             self._file = io.BufferedWriter(io.FileIO(path, "w"), _BUFFER_BYTES)
         except (OSError, ValueError) as error:
-            raise ValueError(f"`path` must name a file that can be written, got {shown(self._path)}: {error}") from None
+            raise ValueError(
+                f"`{name}` must name a file that can be written, got {shown(self._path)}: {error}"
+            ) from None
         self._write_line(header_line(unit, f"kvjax {kvjax.__version__}", *_cache(chunking)))
 
     @property

@@ -15,16 +15,24 @@ from kvjax.positions import Restorable
 _OWN = ("token_ids", "hashes", "wait_s")
 
 
-def described(offloader: Offloader) -> list[Any]:
-    """What must be the same on all ranks for them to decide alike."""
+def described(offloader: Offloader) -> dict[str, Any]:
+    """What must be the same on all ranks for them to decide alike, by the name of the argument that says it."""
     chunking, ledger = offloader.chunking, offloader.ledger
     groups = [
         [group.name, repr(group.kind), group.tokens_per_block, group.lookahead_tokens, number]
         for group, number in zip(chunking.layout.groups, chunking.blocks_per_chunk, strict=True)
     ]
-    options = [ledger.resume_multiple, ledger.checkpoint_tokens, ledger.store_after]
-    options += [offloader.deadline_s, offloader.tier_wait_s]
-    return [kvjax.__version__, ledger.model, chunking.tokens_per_hash, groups, options]
+    return {
+        "the version of kvjax": kvjax.__version__,
+        "model": ledger.model,
+        "layout and blocks_per_chunk": groups,
+        "tokens_per_hash": chunking.tokens_per_hash,
+        "resume_multiple": ledger.resume_multiple,
+        "checkpoint_tokens": ledger.checkpoint_tokens,
+        "store_after": ledger.store_after,
+        "deadline_s": offloader.deadline_s,
+        "tier_wait_s": offloader.tier_wait_s,
+    }
 
 
 def about(request_id: Hashable, options: Mapping[str, Any]) -> str:

@@ -46,9 +46,10 @@ def bodies(messages: Sequence[bytes], rank: int) -> list[Any]:
                 f"and {their_call!r} on rank {other}{raised}"
             )
         if their_about != about:
+            name, mine, theirs = _difference(about, their_about)
             raise RanksDifferError(
-                f"all ranks must call {call!r} with the same, got {_shown(about)} on rank {rank} "
-                f"and {_shown(their_about)} on rank {other}{raised}"
+                f"all ranks must call {call!r} with the same{name}, got {_shown(mine)} on rank {rank} "
+                f"and {_shown(theirs)} on rank {other}{raised}"
             )
     return [body for _, _, _, body, *_ in decoded]
 
@@ -68,6 +69,16 @@ def _decoded(message: bytes, rank: int) -> list[Any]:
             f"rank {rank} must speak version {_VERSION} of the messages of kvjax, got {shown(message[:40])}"
         )
     return fields
+
+
+def _difference(about: Any, theirs: Any) -> tuple[str, Any, Any]:
+    """Returns the first option that differs, where a call is about named ones, and what it is here and there."""
+    named, others = about[-1], theirs[-1]
+    if isinstance(named, dict) and isinstance(others, dict):
+        for name in {**named, **others}:
+            if named.get(name) != others.get(name):
+                return f" {name}", named.get(name), others.get(name)
+    return "", about, theirs
 
 
 def _shown(value: Any) -> str:

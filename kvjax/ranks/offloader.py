@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from kvjax._checks import seconds, shown
+from kvjax._checks import instance, seconds, shown
 from kvjax.chunking import Chunking
 from kvjax.handles import Lookup
 from kvjax.jobs import Job, JobResult
@@ -45,13 +45,11 @@ class RankedOffloader:
     """
 
     def __init__(self, offloader: Offloader, channel: Channel | None = None, *, timeout_s: float = 30.0):
-        if not isinstance(offloader, Offloader):
-            raise ValueError(f"`offloader` must be an Offloader, got {shown(offloader)}")
         limit = seconds(timeout_s, "timeout_s")
         if not limit:
             raise ValueError(f"`timeout_s` must be a positive number of seconds, got {shown(timeout_s)}")
         self._timeout_s = limit
-        self.offloader = offloader
+        self.offloader = instance(offloader, Offloader, "offloader")
         self.channel = CoordinationChannel() if channel is None else channel
         self._broken: BaseException | None = None
         self._calls = hashlib.blake2b(digest_size=8)
@@ -61,7 +59,7 @@ class RankedOffloader:
         self._numbers: dict[Hashable, int] = {}  # requests in the order of their lookups, the same on every rank
         self._looked_up = 0
         self._raised = ""  # what a call that exchanges nothing raised here, until the ranks know that it did for all
-        self._together("start", lambda: ([*described(offloader), limit], None))
+        self._together("start", lambda: ({**described(offloader), "timeout_s": limit}, None))
 
     @property
     def chunking(self) -> Chunking:

@@ -75,6 +75,51 @@ def test_random_backups_loads_and_evictions_keep_every_byte(mesh, dtype, transfe
         assert pool.total_size() == pool.available_size()
 
 
+class UnderLock:
+    """The books of a pool, which are for one thread at a time: whoever asks them must hold the pool's lock."""
+
+    def __init__(self, pages, lock):
+        self._pages, self._lock = pages, lock
+
+    def __getattr__(self, name):
+        assert name == "num_pages" or self._lock.locked(), name
+        found = getattr(self._pages, name)
+        if not callable(found):
+            return found
+
+        def call(*args):
+            assert self._lock.locked(), name
+            return found(*args)
+
+        return call
+
+
+def test_the_books_are_asked_under_the_lock_and_moves_are_awaited_without(device_pool, monkeypatch):
+    """HiCache's controller flushes backups on a thread of its own, beside the scheduler's."""
+    pool = host_pool(device_pool)
+    lock, wait = pool._shared.lock, pool._shared.wait
+    waits = []
+
+    def without(transfer):
+        waits.append(transfer)
+        assert not lock.locked()
+        wait(transfer)
+
+    monkeypatch.setattr(pool, "_pages", UnderLock(pool._pages, lock))
+    monkeypatch.setattr(pool._shared, "wait", without)
+    pages = [*pool.alloc(3).tolist(), pool.reserve()]
+    assert pool.total_size() - pool.available_size() == 4
+    pool.inc_lock_ref(pages[0])
+    pool.dec_lock_ref(pages[0])
+    pool.copy_into([1, 2, 3, 4], pages)
+    pool.copy_to_device(pages, [5, 6, 7, 8])
+    pool.precompile_transfers()
+    pool.free(pages[1:])
+    pool.release(pages[0])
+    pool.check_integrity()
+    assert len(waits) == 2
+
+
 def test_latents_and_indexer_keys_are_one_page():
     """`MLATokenToKVPool` has arrays of four dimensions, and keys of its indexer in a list of their own, which a
     restored page needs as much as the latents."""

@@ -327,6 +327,29 @@ def test_an_abort_while_a_load_is_under_way_frees_the_blocks_when_it_has_ended(c
     assert not engine.worker._worker._states._held
 
 
+@pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
+@pytest.mark.parametrize("groups", [STATES, MIXED], ids=["states", "mixed"])
+def test_an_id_that_comes_again_at_once_is_another_request(connector, groups, late):
+    """As clients that name requests themselves do. The last stores of the first one, and the word that it ended, come
+    when the second one is there; it is restored, preempted and restored again."""
+    engine = engine_of(connector, groups, late=late, extra={"checkpoint_tokens": 16})
+    engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(0), fails=0)
+    for length in (100, 97, 120, 97):
+        engine.add(request_of(engine, "a", list(range(length)), max_tokens=12))
+        engine.runner.known.clear()
+        steps = 0
+        while "a" in engine.requests:
+            engine.step()
+            steps += 1
+            if steps == 14 and engine.running:
+                engine._preempt(engine.running.pop())
+            assert steps < 200, engine.scheduler._books._requests
+    engine.run()
+    assert engine.restored_tokens > 0
+    assert engine.books().num_requests == 0
+    assert not engine.worker._worker._states._held
+
+
 def test_a_preempted_request_waits_for_what_it_computed_and_is_restored(connector):
     engine = engine_of(connector, MIXED)
     engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, np.random.default_rng(3), fails=0)

@@ -33,7 +33,7 @@ def without_zeros(figures):
 
 def test_what_is_told_step_by_step_is_what_the_books_hold_in_the_end(package, telemetry):
     rng = np.random.default_rng(5)
-    engine = engine_of(package.KvjaxConnector, STATES, num_blocks=BLOCKS[3], host_bytes=24 * 1024)
+    engine = engine_of(package.KvjaxConnector, STATES, num_blocks=BLOCKS[3], host_bytes=14 * 1024)
     engine.worker._worker.mover = Unreliable(engine.worker._worker.mover, rng, fails=0.2)
     told, calls = telemetry.KvjaxStats(), []
     step = engine.step

@@ -41,7 +41,10 @@ def output_of(request, num_computed, num_scheduled, new_blocks=None):
     if new_blocks is None:
         again.req_ids, again.new_block_ids, again.num_computed_tokens = ["r"], [None], [num_computed]
     return SimpleNamespace(
-        scheduled_new_reqs=new, scheduled_cached_reqs=again, num_scheduled_tokens={"r": num_scheduled}
+        scheduled_new_reqs=new,
+        scheduled_cached_reqs=again,
+        num_scheduled_tokens={"r": num_scheduled},
+        finished_req_ids=set(),
     )
 
 
@@ -51,7 +54,9 @@ def side_of(books, *, drafts=False):
 
 def idle():
     again = SimpleNamespace(req_ids=[], resumed_req_ids=set(), new_block_ids=[], num_computed_tokens=[])
-    return SimpleNamespace(scheduled_new_reqs=[], scheduled_cached_reqs=again, num_scheduled_tokens={})
+    return SimpleNamespace(
+        scheduled_new_reqs=[], scheduled_cached_reqs=again, num_scheduled_tokens={}, finished_req_ids=set()
+    )
 
 
 @pytest.mark.parametrize(("drafts", "stored"), [(False, [20, 24]), (True, [19])])
@@ -101,7 +106,7 @@ def restorable():
     side.orders(output_of(first, 0, 17, [[1, 2, 3]]))
     side.finished(first)
     (order,) = side.orders(idle()).stores
-    books.complete(side._open.pop(order.number), {0: [True, True]})
+    books.complete(side._open.pop(order.number)[0], {0: [True, True]})
     return side, request_of(range(17))
 
 

@@ -197,7 +197,7 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         """Takes the step's orders, and issues its stores, before the step writes to blocks that were freed."""
         super().bind_connector_metadata(connector_metadata)
         if self._worker is not None and isinstance(connector_metadata, KvjaxMetadata):
-            self._worker.begin(connector_metadata.orders.stores)
+            self._worker.begin(connector_metadata.orders.stores, connector_metadata.orders.finished)
 
     def start_load_kv(self, forward_context: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """Issues the step's loads. The requests that they are for are not in the step."""
@@ -216,11 +216,14 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         if self._worker is not None:
             self._worker.end()
 
-    def get_finished(self, finished_req_ids: set[str]) -> tuple[set[str] | None, set[str] | None]:
+    def get_finished(
+        self,
+        finished_req_ids: set[str],  # noqa: ARG002  # `bind_connector_metadata` was told, before the step's loads
+    ) -> tuple[set[str] | None, set[str] | None]:
         """Returns the requests whose loads ended, well or not."""
         if self._worker is None:
             return None, None
-        loaded, self._failed = self._worker.loaded(finished_req_ids)
+        loaded, self._failed = self._worker.loaded()
         return None, loaded
 
     def get_transfer_results(self, finished_req_ids: set[str]) -> Any:

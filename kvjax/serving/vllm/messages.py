@@ -30,10 +30,12 @@ class Orders:
     Args:
         stores: of what earlier steps wrote; to be issued before this step writes anything.
         loads: for requests that wait for them.
+        finished: requests that ended before this step; one that is in it, or loads in it, is another of the same name.
     """
 
     stores: list[Order] = field(default_factory=list)
     loads: list[Order] = field(default_factory=list)
+    finished: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, eq=False)

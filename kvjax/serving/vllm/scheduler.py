@@ -55,7 +55,7 @@ class SchedulerSide:
         self._drafts = drafts
         self._slots = slots
         self._requests: dict[str, Tracked] = {}
-        self._open: dict[int, Load | Store] = {}
+        self._open: dict[int, tuple[Load | Store, Tracked]] = {}
         self._numbers = count()
         self._orders = Orders()
         self._meter = Meter()
@@ -102,7 +102,7 @@ class SchedulerSide:
             tracked.restores = False
             self._orders.loads.append(Order(number, request_id, None))
             return
-        self._open[number] = load
+        self._open[number] = load, tracked
         self._orders.loads.append(Order(number, request_id, None if load.stale else load.plan))
 
     def orders(self, scheduler_output: Any) -> Orders:
@@ -126,6 +126,7 @@ class SchedulerSide:
             else:
                 tracked.step(ids, num_computed, scheduled[request_id])
         orders, self._orders = self._orders, Orders()
+        orders.finished = frozenset(scheduler_output.finished_req_ids)
         return orders
 
     def finished(self, request: Any) -> None:
@@ -175,11 +176,11 @@ class SchedulerSide:
             self.books.ledger.request(tracked.request.request_id)
         except ValueError:
             return False
-        return not any(tracked.admitted for tracked in self._requests.values())
+        return True
 
     def _is_idle_and_storing(self) -> bool:
         """Whether vLLM runs nothing, so that waiting a step costs nothing, while stores are not known to have ended."""
-        if not any(isinstance(work, Store) for work in self._open.values()):
+        if not any(isinstance(work, Store) for work, _ in self._open.values()):
             return False
         return not any(tracked.admitted for tracked in self._requests.values())
 
@@ -221,7 +222,7 @@ class SchedulerSide:
             self.books.complete(store, {})
             return
         number = next(self._numbers)
-        self._open[number] = store
+        self._open[number] = store, tracked
         tracked.stores_under_way += 1
         self._orders.stores.append(Order(number, request.request_id, store.plan))
 
@@ -238,13 +239,10 @@ class SchedulerSide:
 
     def _complete(self, outcome: Outcome) -> None:
         assert self.books is not None, "the books are open"
-        work = self._open.pop(outcome.number, None)
-        if work is None:
+        if outcome.number not in self._open:
             return
-        tracked = self._requests.get(str(work.request_id))
+        work, tracked = self._open.pop(outcome.number)
         ok = self.books.complete(work, outcome.moved)
-        if tracked is None:
-            return
         if isinstance(work, Store):
             tracked.stores_under_way -= 1
         elif not ok:

@@ -42,11 +42,17 @@ class WorkerSide:
 
     # --- what the connector calls, in the order of a step ------------------------------------------------
 
-    def begin(self, stores: Iterable[Order]) -> None:
+    def begin(self, stores: Iterable[Order], finished: Iterable[str]) -> None:
         """Issues stores, after which what they read may be overwritten, and gives restored states to the requests whose
-        first step this is."""
+        first step this is.
+
+        Args:
+            stores: of what earlier steps wrote.
+            finished: requests that ended before the step.
+        """
         for order in stores:
             self._issue(order, self._moved_out)
+        self._states.drop(finished)
         self._put_back(self._states.placed(flattened(self._runner.kv_caches)))
 
     def load(self, orders: Iterable[Order]) -> None:
@@ -58,13 +64,8 @@ class WorkerSide:
         """Notes what a step leaves behind that the next one may overwrite."""
         self._states.note_slots()
 
-    def loaded(self, finished: Iterable[str]) -> tuple[set[str], set[str]]:
-        """Returns the requests whose loads ended since it was last asked, and those of them whose loads failed.
-
-        Args:
-            finished: requests that will not be heard of again.
-        """
-        self._states.drop(finished)
+    def loaded(self) -> tuple[set[str], set[str]]:
+        """Returns the requests whose loads ended since it was last asked, and those of them whose loads failed."""
         for order, transfer in list(self._under_way.items()):
             if transfer.done():
                 del self._under_way[order]
