@@ -166,3 +166,17 @@ def test_the_server_has_it_in_the_processes_that_it_starts(tmp_path):
         check=False,
     )
     assert told.stdout.split() == ["kvjax.serving.sglang_jax.host_pool"], told.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"transfer": "dma"}, "`transfer` must be one of 'auto', 'direct', 'staged', got 'dma'"),
+        ({"staging_bytes": "1GiB"}, "`staging_bytes` must be a positive int, got '1GiB'"),
+    ],
+)
+def test_wrong_options_are_refused_before_anything_is_replaced(module, options, text):
+    """The pool is made later, in another process."""
+    with pytest.raises(ValueError, match=text):
+        install(**options)
+    assert module.LRUHostKVPool is LRUHostKVPool

@@ -245,6 +245,40 @@ def test_a_request_whose_load_failed_is_not_restored_again(connector, groups):
     assert engine.restored_tokens > 0
 
 
+@pytest.mark.parametrize("groups", [MIXED, UNIFORM], ids=["mixed", "uniform"])
+def test_a_load_that_fails_in_part_is_computed(connector, groups):
+    engine = engine_of(connector, groups)
+    engine.add(request_of(engine, "first", list(range(100))))
+    engine.run()
+    side = engine.worker._worker
+    load = side.mover.load
+
+    def in_part(caches, plan):
+        caches, transfer = load(caches, plan)
+        moved = transfer.moved
+
+        def all_but_one(plan):
+            masks = {group_idx: mask.copy() for group_idx, mask in moved(plan).items()}
+            masks[min(masks)][0] = False
+            return masks
+
+        transfer.moved = all_but_one
+        ids = plan.moves[0].block_ids
+        for leaf in side.mover.caches.group_leaves[plan.moves[0].group_idx]:
+            array = np.array(caches[leaf])
+            array[ids[0][ids[0] > 0]] = 7
+            caches[leaf] = jnp.asarray(array)
+        return caches, transfer
+
+    side.mover = SimpleNamespace(
+        store=side.mover.store, load=in_part, revive=side.mover.revive, caches=side.mover.caches, close=side.mover.close
+    )
+    engine.add(request_of(engine, "again", list(range(100))))
+    engine.run()
+    assert engine.restored_tokens > 0
+    assert engine.failed_loads == 1
+
+
 @pytest.mark.parametrize("groups", [STATES, UNIFORM], ids=["states", "uniform"])
 def test_a_pool_that_is_full_evicts_or_declines(connector, groups):
     rng = np.random.default_rng(3)

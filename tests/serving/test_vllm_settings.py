@@ -252,6 +252,12 @@ def test_a_worker_is_not_asked_for_what_a_scheduler_knows(monkeypatch):
         connector_of(monkeypatch).reset_cache()
 
 
+def test_hits_end_where_a_block_of_every_group_does(monkeypatch):
+    """Also where no size divides another."""
+    listed = [Group(FullAttention(), 24, (0,)), Group(SlidingWindow(20), 16, (1,)), Group(SlidingWindow(40), 36, (2,))]
+    assert connector_of(monkeypatch, "SCHEDULER", listed)._books._resume_multiple == 144
+
+
 def test_reports_of_several_workers_are_refused(monkeypatch):
     connector_of(monkeypatch)
     told = importlib.import_module("kvjax.serving.vllm.connector").KvjaxWorkerMetadata

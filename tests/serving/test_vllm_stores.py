@@ -150,6 +150,38 @@ def test_a_question_that_is_asked_again_has_the_same_answer():
     assert order.plan.moves[0].block_ids.tolist() == [[6]], "and what it holds is not loaded"
 
 
+def test_a_request_that_waits_is_named_once_and_finds_what_comes_meanwhile(monkeypatch):
+    """vLLM asks in every step for a request for which it has no blocks; to hash a long prompt each time would cost it
+    more than the step."""
+    books = Recorded()
+    side = side_of(books)
+    lookup, named = books.ledger.lookup, []
+    monkeypatch.setattr(books.ledger, "lookup", lambda name, *a, **k: (named.append(name), lookup(name, *a, **k))[1])
+    waiting = request_of(range(17))
+    waiting.request_id = "waits"
+    assert [side.matched_tokens(waiting, 0) for _ in range(3)] == [0, 0, 0]
+    assert named == ["waits"]
+    first = request_of(range(17))
+    side.matched_tokens(first, 0)
+    side.orders(output_of(first, 0, 17, [[1, 2, 3]]))
+    side.finished(first)
+    (order,) = side.orders(idle()).stores
+    work, _ = side._open.pop(order.number)
+    books.complete(work, {0: [True, True]})
+    assert side.matched_tokens(waiting, 0) == 16
+    assert named == ["waits", "r"]
+    assert side.matched_tokens(waiting, 8) == 8, "vLLM holds more by now"
+    assert named == ["waits", "r", "waits"]
+    side.reset()
+    assert [side.matched_tokens(waiting, 0) for _ in range(2)] == [0, 0]
+    assert named == ["waits", "r", "waits", "waits"], "named anew, as what it would store is new"
+    output = output_of(waiting, 0, 17, [[4, 5, 6]])
+    output.scheduled_new_reqs[0].req_id, output.num_scheduled_tokens = "waits", {"waits": 17}
+    side.orders(output)
+    side.finished(waiting)
+    assert [order.plan.moves[0].num_chunks for order in side.orders(idle()).stores] == [2]
+
+
 @pytest.mark.parametrize(
     "change",
     [

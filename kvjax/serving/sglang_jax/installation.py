@@ -5,6 +5,8 @@ import inspect
 from functools import partial
 from types import ModuleType
 
+from kvjax._checks import integer, one_of
+from kvjax.memory.transports import TRANSFERS
 from kvjax.serving.sglang_jax.host_pool import HostPool
 
 _MODULE = "sgl_jax.srt.mem_cache.host_kv_pool"
@@ -42,8 +44,12 @@ def install(*, transfer: str = "auto", staging_bytes: int | None = None) -> None
 
     Raises:
         ImportError: sglang-jax is not installed, or has no HiCache.
+        ValueError: an argument of the wrong type or range.
         RuntimeError: its host pool is called in another way than this adapter knows.
     """
+    one_of(transfer, TRANSFERS, "transfer")
+    if staging_bytes is not None:
+        integer(staging_bytes, "staging_bytes", at_least=1)
     module = _host_pool_module()
     theirs = getattr(module, _REPLACED, None) or getattr(module, _CLASS)
     _check_methods(theirs)

@@ -26,6 +26,10 @@ class Books(Protocol):
         """As `Ledger.lookup`; or `None` while what the request wants is on its way to the host pool."""
         ...
 
+    def look_again(self, request_id: Hashable) -> Lookup:
+        """As `Ledger.look_again`."""
+        ...
+
     def take_on(self, request_id: Hashable, **arguments: Any) -> None:
         """As `lookup`, for a request that is running: nothing is restored for it."""
         ...
@@ -94,6 +98,10 @@ class LedgerBooks:
     def lookup(self, request_id: Hashable, **arguments: Any) -> Lookup:
         """See `Books`."""
         return self.ledger.lookup(request_id, **arguments)
+
+    def look_again(self, request_id: Hashable) -> Lookup:
+        """See `Books`."""
+        return self.ledger.look_again(request_id)
 
     def take_on(self, request_id: Hashable, **arguments: Any) -> None:
         """See `Books`."""

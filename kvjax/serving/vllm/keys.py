@@ -39,6 +39,11 @@ class RequestKeys:
             "skip": not only_tokens,
         }
 
+    def fingerprint(self, request: Any) -> tuple[int, Any]:
+        """Returns what differs if `whole` does, as long as a request is not admitted: it costs nothing to tell."""
+        hashes = request.block_hashes if self._unit is not None else ()
+        return self.num_tokens(request), hashes[-1] if hashes else None
+
     def beyond(self, request: Any, known: Request) -> dict[str, Any]:
         """Returns the arguments that name what a request has beyond what is known of it."""
         if self._unit is None:

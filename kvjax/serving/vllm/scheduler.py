@@ -76,13 +76,18 @@ class SchedulerSide:
             return None
         if tracked.found is not None and tracked.found.device_tokens == num_computed:
             return tracked.found.hit_tokens - num_computed
+        question = self._keys.fingerprint(request), num_computed
         try:
-            found = self.books.lookup(request.request_id, device_tokens=num_computed, **self._keys.whole(request))
+            if tracked.answered == question:  # vLLM asks in every step for which a request waits
+                found = self.books.look_again(request.request_id)
+            else:
+                found = self.books.lookup(request.request_id, device_tokens=num_computed, **self._keys.whole(request))
         except ValueError:
             _LOG.exception("request %s goes without restored blocks", request.request_id)
             return 0
         if found is None:
             return None
+        tracked.answered = question
         tracked.found = found if found.hit_tokens > num_computed else None  # until it is admitted: it is kept for it
         return max(0, found.hit_tokens - num_computed)
 
@@ -91,7 +96,7 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return
-        tracked.found, tracked.admitted = None, True
+        tracked.found, tracked.answered, tracked.admitted = None, None, True
         if not num_external or self.books is None:
             return
         request_id, number = request.request_id, next(self._numbers)
@@ -150,18 +155,16 @@ class SchedulerSide:
         for outcome in report.outcomes:
             self._complete(outcome)
         if report.pool_lost:
-            self.books.invalidate()
+            self._invalidate()
 
     def reset(self) -> None:
         """Makes everything a miss, as for new weights. Requests that have blocks by now store nothing of them."""
         for tracked in self._requests.values():
-            tracked.found = None
             if tracked.lost_its_blocks:
                 tracked.forget_blocks()
             else:
                 tracked.stores = not tracked.admitted
-        if self.books is not None:
-            self.books.invalidate()
+        self._invalidate()
 
     def figures(self) -> Figures:
         """Returns what is new of the books since it was last asked."""
@@ -183,6 +186,12 @@ class SchedulerSide:
         if not any(isinstance(work, Store) for work, _ in self._open.values()):
             return False
         return not any(tracked.admitted for tracked in self._requests.values())
+
+    def _invalidate(self) -> None:
+        for tracked in self._requests.values():
+            tracked.found = tracked.answered = None
+        if self.books is not None:
+            self.books.invalidate()
 
     def _note_preemption(self, tracked: Tracked) -> None:
         if tracked.lost_its_blocks:

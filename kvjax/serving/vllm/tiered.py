@@ -71,6 +71,10 @@ class TieredBooks:
         self._arriving[request_id] = promotion
         return None
 
+    def look_again(self, request_id: Hashable) -> Lookup:
+        """See `Books`. Lower tiers are not asked again."""
+        return self._offloader.look_again(request_id)
+
     def take_on(self, request_id: Hashable, **arguments: Any) -> None:
         """See `Books`."""
         self._offloader.lookup(request_id, wait_s=0, restore="never", max_load_tokens=0, **arguments)

@@ -31,6 +31,7 @@ class Tracked:
         admitted: whether vLLM gave it blocks since it last had none.
         stores: whether what it computes is stored; not if it began before everything was made a miss.
         found: the answer of its last lookup, if it is to be restored and was not admitted yet.
+        answered: what was last asked of the books, if there was an answer and the request was not admitted yet.
         stores_under_way: stores of it that the worker has not told the end of.
         restores: whether it may have restored blocks; not after a load of its failed.
     """
@@ -44,6 +45,7 @@ class Tracked:
     admitted: bool = False
     stores: bool = True
     found: Lookup | None = None
+    answered: Any = None
     stores_under_way: int = 0
     restores: bool = True
 
@@ -65,7 +67,7 @@ class Tracked:
         """Notes that vLLM took the blocks back."""
         self.tables = None
         self.before = self.computed = self.stored = 0
-        self.admitted, self.stores = False, True
+        self.admitted, self.stores, self.answered = False, True, None
 
     @property
     def lost_its_blocks(self) -> bool:
