@@ -2,12 +2,13 @@
 
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from kvjax.groups import CacheLayout, FullAttention, GroupSpec
 from kvjax.serving.vllm.books import LedgerBooks
 from kvjax.serving.vllm.keys import RequestKeys
-from kvjax.serving.vllm.messages import Geometry
+from kvjax.serving.vllm.messages import Geometry, Outcome, Report
 from kvjax.serving.vllm.options import options_of
 from kvjax.serving.vllm.scheduler import SchedulerSide
 
@@ -173,13 +174,18 @@ def test_a_request_that_waits_is_named_once_and_finds_what_comes_meanwhile(monke
     assert side.matched_tokens(waiting, 8) == 8, "vLLM holds more by now"
     assert named == ["waits", "r", "waits"]
     side.reset()
-    assert [side.matched_tokens(waiting, 0) for _ in range(2)] == [0, 0]
+    assert [side.matched_tokens(waiting, 8) for _ in range(2)] == [0, 0]
     assert named == ["waits", "r", "waits", "waits"], "named anew, as what it would store is new"
+    side.allocated(waiting, ([4, 5, 6],), 0)
     output = output_of(waiting, 0, 17, [[4, 5, 6]])
     output.scheduled_new_reqs[0].req_id, output.num_scheduled_tokens = "waits", {"waits": 17}
     side.orders(output)
-    side.finished(waiting)
-    assert [order.plan.moves[0].num_chunks for order in side.orders(idle()).stores] == [2]
+    waiting.num_preemptions += 1
+    (order,) = side.orders(idle()).stores
+    assert order.plan.moves[0].num_chunks == 2
+    side.heard(Report(outcomes=[Outcome(order.number, {0: np.array([True, True])})]))
+    assert side.matched_tokens(waiting, 8) == 8
+    assert named == ["waits", "r", "waits", "waits", "waits"], "named anew, as it was admitted since"
 
 
 @pytest.mark.parametrize(

@@ -67,7 +67,7 @@ class Tracked:
         """Notes that vLLM took the blocks back."""
         self.tables = None
         self.before = self.computed = self.stored = 0
-        self.admitted, self.stores, self.answered = False, True, None
+        self.admitted, self.stores = False, True
 
     @property
     def lost_its_blocks(self) -> bool:
