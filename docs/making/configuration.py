@@ -28,8 +28,9 @@ _HEAD = """# Configuration
 
 Every setting, as the code has it: what is given when something is made, and with each request. This page is made by
 `python docs/make.py`, and a test compares the two. Of the environment kvjax reads credentials alone
-([below](#options-of-tiers)), and how much memory XLA lets a GPU's process pin ([transfers](../transfers.md#kvjax-doctor)).
-Starting takes as long as touching `host_bytes` of memory does ([start-up](../install.md#start-up)).
+([below](#options-of-tiers)), and how much memory XLA lets a GPU's process pin
+([transfers](../transfers.md#kvjax-doctor)). Starting takes as long as touching `host_bytes` of memory does
+([start-up](../install.md#start-up)).
 """
 _TIERS_HEAD = """## Options of tiers
 
@@ -62,8 +63,8 @@ _CALLS: tuple[tuple[str, Callable[..., object] | type], ...] = (
 )
 _VLLM_HEAD = """## vLLM
 
-The keys of `kv_connector_extra_config` ([vLLM](../serving/vllm.md#options)). Sizes are bytes, or digits with B, KiB, MiB,
-GiB or TiB.
+The keys of `kv_connector_extra_config` ([vLLM](../serving/vllm.md#options)). Sizes are bytes, or digits with B, KiB,
+MiB, GiB or TiB.
 """
 _SGLANG_JAX_HEAD = """## sglang-jax
 

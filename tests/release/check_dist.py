@@ -27,6 +27,8 @@ LIGHT = ("jax", "flax", "matplotlib", "prometheus_client", "redis", "tensorstore
 GEOMETRY = '{"groups": [{"name": "full", "kind": "full", "tokens_per_block": 16, "block_bytes": 65536}]}'
 # A program of someone who has types checked; every name is used as the documentation says.
 CONSUMER = """
+from typing import assert_type
+
 import jax
 
 import kvjax
@@ -44,23 +46,23 @@ def serve(offloader: kvjax.Offloader, caches: dict[str, jax.Array], prompt: list
     return found.hit_tokens + (result.valid_tokens or 0) + len(results) + stored
 
 
-async def serve_async(offloader: kvjax.Offloader, job: kvjax.Job) -> tuple[kvjax.JobResult, list[kvjax.JobResult]]:
-    one = await offloader.wait_async(job)
-    return reveal_type(one, expected_type=kvjax.JobResult), await offloader.wait_async(timeout_s=1.0)
+async def serve_async(offloader: kvjax.Offloader, job: kvjax.Job) -> None:
+    assert_type(await offloader.wait_async(job), kvjax.JobResult)
+    assert_type(await offloader.wait_async(timeout_s=1.0), list[kvjax.JobResult])
 
 
-def serve_ranks(offloader: kvjax.RankedOffloader, job: kvjax.Job) -> tuple[kvjax.JobResult, list[kvjax.JobResult]]:
-    one = offloader.wait(job)
-    return reveal_type(one, expected_type=kvjax.JobResult), offloader.wait(timeout_s=1.0)
+def serve_ranks(offloader: kvjax.RankedOffloader, job: kvjax.Job) -> None:
+    assert_type(offloader.wait(job), kvjax.JobResult)
+    assert_type(offloader.wait(timeout_s=1.0), list[kvjax.JobResult])
 
 
 def serve_fused(offloader: kvjax.Offloader) -> kvjax.fused.FusedSteps:
-    reveal_type(kvjax.fused.bucket_of(3, [4]), expected_type=int)
+    assert_type(kvjax.fused.bucket_of(3, [4]), int)
     return fused.FusedSteps(offloader)
 
 
 def refuse(error: Exception) -> bool:
-    kvjax.no_such_name  # pyright: ignore[reportAttributeAccessIssue]
+    kvjax.no_such_name  # pyright: ignore[reportAttributeAccessIssue, reportUnknownMemberType]
     return isinstance(error, (kvjax.ranks.RanksError, kvjax.tiers.TierError, kvjax.pool.PolicyError))
 
 
