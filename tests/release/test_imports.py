@@ -37,7 +37,7 @@ def test_modules_that_need_jax_are_attributes_that_are_imported_when_used(name: 
 
 def test_names_that_are_not_there_are_refused():
     with pytest.raises(AttributeError, match="module 'kvjax' has no attribute 'no_such_name'"):
-        kvjax.no_such_name
+        _ = kvjax.no_such_name
 
 
 def test_the_version_is_stated_once():
