@@ -1,7 +1,11 @@
 """kvjax: offload paged KV-cache blocks of models whose layers form mixed groups."""
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from kvjax import checkpoints as checkpoints
+from kvjax import law as law
+from kvjax import pool as pool
 from kvjax import tiers as tiers
 from kvjax.chunking import Chunking as Chunking
 from kvjax.chunking import resolve_chunking as resolve_chunking
@@ -37,6 +41,8 @@ from kvjax.stats import Stats as Stats
 from kvjax.stats import TierStats as TierStats
 
 if TYPE_CHECKING:
+    from kvjax import fused as fused
+    from kvjax import ranks as ranks
     from kvjax.jobs import Job as Job
     from kvjax.jobs import JobResult as JobResult
     from kvjax.mover import Mover as Mover
@@ -45,8 +51,11 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-# What moves bytes needs JAX; a scheduler that only plans does not. These names are imported when first used.
+# What moves bytes needs JAX; a scheduler that only plans does not. These names are imported when first used, a module's
+# own name for the module itself.
 _WITH_JAX = {
+    "fused": "kvjax.fused",
+    "ranks": "kvjax.ranks",
     "Job": "kvjax.jobs",
     "JobResult": "kvjax.jobs",
     "Mover": "kvjax.mover",
@@ -95,17 +104,14 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "fused":
-        from importlib import import_module
+if not TYPE_CHECKING:  # to which every name would be there, and be anything
 
-        return import_module("kvjax.fused")
-    module = _WITH_JAX.get(name)
-    if module is None:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(module), name)
+    def __getattr__(name: str) -> Any:
+        place = _WITH_JAX.get(name)
+        if place is None:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        module = import_module(place)
+        return module if place == f"{__name__}.{name}" else getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from kvjax._checks import integer, shown
+from kvjax._checks import integer, quoted, shown
 from kvjax._intervals import EMPTY
 from kvjax.chunking import Chunking
 
@@ -37,7 +37,7 @@ def device_prefix(chunking: Chunking, device_tokens: Any, total: int) -> tuple[d
     for g, tokens in given.items():
         device[g] = integer(tokens, named[g], at_least=0)
         if device[g] > total - 1:
-            raise ValueError(f"`{named[g]}` must be at most num_tokens - 1 = {total - 1}, got {tokens}")
+            raise ValueError(f"{quoted(named[g])} must be at most num_tokens - 1 = {total - 1}, got {tokens}")
     prefixes = set(device.values())
     return device, prefixes.pop() if len(prefixes) == 1 else 0
 
@@ -86,7 +86,7 @@ def chunk_set(chunks: Any, name: str, num_chunks: int) -> np.ndarray:
         return array[:num_chunks]
     ascending = array.dtype == np.int64 and bool((array[1:] > array[:-1]).all())
     if len(array) and (least := array[0] if ascending else array.min()) < 0:
-        raise ValueError(f"`{name}` must hold non-negative chunk indices, got {least}")
+        raise ValueError(f"{quoted(name)} must hold non-negative chunk indices, got {least}")
     if ascending:
         return array[: np.searchsorted(array, num_chunks)]
     return np.unique(array[array < num_chunks].astype(np.int64))
@@ -98,7 +98,7 @@ def _as_indices(chunks: np.ndarray) -> np.ndarray:
 
 def _one_type(chunks: Any, name: str) -> np.ndarray:
     """Returns a 1-d array of bools, of integers or, for integers past int64, of Python objects."""
-    rule = f"`{name}` must be a list or 1-d array of bools or of chunk indices"
+    rule = f"{quoted(name)} must be a list or 1-d array of bools or of chunk indices"
     if isinstance(chunks, (list, tuple, range, set, frozenset)):
         kinds = set(map(type, chunks))
         bools = {kind for kind in kinds if issubclass(kind, (bool, np.bool_))}

@@ -40,6 +40,16 @@ def shown(value: Any) -> str:
     return line if len(line) <= 120 else line[:100] + " …"
 
 
+def quoted(name: str) -> str:
+    """Returns how a message names an argument, or one part of it.
+
+    >>> quoted("block_bytes"), quoted("block_bytes of group 'full'")
+    ('`block_bytes`', "`block_bytes` of group 'full'")
+    """
+    argument, of, whole = name.partition(" of ")
+    return f"`{argument}`{of}{whole}"
+
+
 def is_int(value: Any) -> bool:
     """True for Python and NumPy integers; False for bools, floats and everything else."""
     return isinstance(value, (int, np.integer)) and not isinstance(value, (bool, np.bool_))
@@ -83,16 +93,22 @@ def integers(value: Any, rule: str) -> np.ndarray:
 def integer(value: Any, name: str, *, at_least: int, below: int = LIMIT) -> int:
     """Returns `value` as an `int`.
 
+    Args:
+        value: as given.
+        name: of the argument, for messages; see `quoted`.
+        at_least: the least that it may be.
+        below: what it must be below.
+
     Raises:
         ValueError: `value` is not an integer (bools and floats are not), is below `at_least`, or is
             not below `below`.
     """
     if not is_int(value) or value < at_least:
         rule = {0: "a non-negative int", 1: "a positive int"}.get(at_least, f"an int of at least {at_least}")
-        raise ValueError(f"`{name}` must be {rule}, got {shown(value)}")
+        raise ValueError(f"{quoted(name)} must be {rule}, got {shown(value)}")
     number = operator.index(value)
     if number >= below:
-        raise ValueError(f"`{name}` must be below {below}, got {number}")
+        raise ValueError(f"{quoted(name)} must be below {below}, got {number}")
     return number
 
 
@@ -103,7 +119,7 @@ def flag(value: Any, name: str) -> bool:
         ValueError: it is something else.
     """
     if not isinstance(value, (bool, np.bool_)):
-        raise ValueError(f"`{name}` must be True or False, got {shown(value)}")
+        raise ValueError(f"{quoted(name)} must be True or False, got {shown(value)}")
     return bool(value)
 
 
@@ -114,7 +130,7 @@ def text(value: Any, name: str) -> str:
         ValueError: it is something else, or empty.
     """
     if not isinstance(value, str) or not value:
-        raise ValueError(f"`{name}` must be a non-empty string, got {shown(value)}")
+        raise ValueError(f"{quoted(name)} must be a non-empty string, got {shown(value)}")
     return value
 
 
@@ -125,7 +141,7 @@ def one_of(value: Any, choices: Sequence[str], name: str) -> str:
         ValueError: it is something else.
     """
     if value not in choices:
-        raise ValueError(f"`{name}` must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
+        raise ValueError(f"{quoted(name)} must be one of {', '.join(map(repr, choices))}, got {shown(value)}")
     return value
 
 
@@ -140,7 +156,7 @@ def seconds(value: Any, name: str) -> float | None:
     number = isinstance(value, (int, float, np.integer, np.floating)) and not isinstance(value, bool)
     if not number or not 0 <= value <= _MOST_SECONDS:
         raise ValueError(
-            f"`{name}` must be a number of seconds from 0 to {_MOST_SECONDS:.0e} or None, got {shown(value)}"
+            f"{quoted(name)} must be a number of seconds from 0 to {_MOST_SECONDS:.0e} or None, got {shown(value)}"
         )
     return float(value)
 

@@ -186,7 +186,7 @@ def distinct_shards(layout: CacheLayout, ranks: int, distinct: Mapping[str, int]
             raise ValueError(f"`distinct` must name groups of the layout {list(layout.names)}, got {shown(name)}")
         shards[name] = integer(given, f"distinct of group {name!r}", at_least=1)
         if shards[name] > most:
-            raise ValueError(f"`distinct of group {name!r}` must be at most the {most} ranks, got {given}")
+            raise ValueError(f"`distinct` of group {name!r} must be at most the {most} ranks, got {given}")
     return shards
 
 

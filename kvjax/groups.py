@@ -26,6 +26,9 @@ class FullAttention:
 class SlidingWindow:
     """The last `window_tokens` tokens are read, the one being computed included.
 
+    Args:
+        window_tokens: tokens of the window.
+
     Raises:
         ValueError: `window_tokens` is not a positive int.
     """
@@ -39,6 +42,9 @@ class SlidingWindow:
 @dataclass(frozen=True, slots=True)
 class ChunkedLocal:
     """Tokens are read back to the last multiple of `chunk_tokens` (the attention chunk of Llama-4).
+
+    Args:
+        chunk_tokens: tokens of an attention chunk.
 
     Raises:
         ValueError: `chunk_tokens` is not a positive int.

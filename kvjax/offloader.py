@@ -548,7 +548,15 @@ class Offloader:
         """
         return self._waiter.wait(job, seconds(timeout_s, "timeout_s"))
 
-    async def wait_async(self, job: Job | None = None, *, timeout_s: float | None = None) -> Any:
+    @overload
+    async def wait_async(self, job: Job, *, timeout_s: float | None = None) -> JobResult: ...
+
+    @overload
+    async def wait_async(self, job: None = None, *, timeout_s: float | None = None) -> list[JobResult]: ...
+
+    async def wait_async(
+        self, job: Job | None = None, *, timeout_s: float | None = None
+    ) -> JobResult | list[JobResult]:
         """`wait` for an event loop: other tasks run meanwhile. A task that is cancelled leaves the jobs as they are."""
         return await self._waiter.wait_async(job, seconds(timeout_s, "timeout_s"))
 

@@ -192,7 +192,7 @@ def test_only_one_of_the_two_may_be_given():
 def test_zero_negatives_floats_bools_and_text_are_refused(value):
     with pytest.raises(ValueError, match=r"`blocks_per_chunk` must be a positive int.*, got "):
         resolve_chunking(UNIFORM, blocks_per_chunk=value)
-    with pytest.raises(ValueError, match="`blocks_per_chunk of group 'a'` must be a positive int, got "):
+    with pytest.raises(ValueError, match="`blocks_per_chunk` of group 'a' must be a positive int, got "):
         resolve_chunking(UNIFORM, blocks_per_chunk={"a": value})
     with pytest.raises(ValueError, match="`block_size` must be a positive int, got "):
         resolve_chunking(UNIFORM, block_size=value)
@@ -209,7 +209,7 @@ def test_other_types_of_blocks_per_chunk_are_refused(value):
 
 
 def test_a_missing_value_in_a_mapping_is_refused():
-    with pytest.raises(ValueError, match="`blocks_per_chunk of group 'a'` must be a positive int, got None"):
+    with pytest.raises(ValueError, match="`blocks_per_chunk` of group 'a' must be a positive int, got None"):
         resolve_chunking(UNIFORM, blocks_per_chunk={"a": None})  # pyright: ignore
 
 
@@ -239,7 +239,7 @@ def test_a_layout_must_be_a_layout():
 
 @pytest.mark.parametrize("blocks", [2**47, 2**40])
 def test_chunks_beyond_any_machine_are_refused(blocks):
-    with pytest.raises(ValueError, match=r"(tokens_per_chunk|chunk_bytes) of group 'a'` must be below"):
+    with pytest.raises(ValueError, match=r"`(tokens_per_chunk|chunk_bytes)` of group 'a' must be below"):
         resolve_chunking(CacheLayout([full("a", 16, 65536)]), blocks_per_chunk=blocks)
 
 

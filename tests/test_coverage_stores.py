@@ -47,7 +47,7 @@ def test_a_lost_chunk_makes_the_store_fall_back_to_what_can_still_be_had():
         assert lists(store_set(chunking, 20, missing={"window": missing})) == {"full": [0, 1, 2], "window": [1, 2]}
     with pytest.raises(ValueError, match="`missing` must name groups of the layout"):
         store_set(chunking, 20, missing={"other": [3]})
-    with pytest.raises(ValueError, match="`missing of group 'full'` must hold non-negative chunk indices, got -1"):
+    with pytest.raises(ValueError, match="`missing` of group 'full' must hold non-negative chunk indices, got -1"):
         store_set(chunking, 20, missing={"full": [-1]})
 
 

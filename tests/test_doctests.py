@@ -4,7 +4,16 @@ import importlib
 import pytest
 
 MODULES = (
-    *("accounting", "checkpoints", "chunking", "cli.model_options", "cli.options", "cli.plan_costs", "cli.render"),
+    *(
+        "_checks",
+        "accounting",
+        "checkpoints",
+        "chunking",
+        "cli.model_options",
+        "cli.options",
+        "cli.plan_costs",
+        "cli.render",
+    ),
     *(
         "configs",
         "coverage",

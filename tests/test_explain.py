@@ -391,7 +391,7 @@ def test_intervals_that_are_far_are_whole_and_few():
     [
         ({"num_tokens": 0}, "`num_tokens` must be a positive int, got 0"),
         ({"present": {"other": [0]}}, "`present` must name groups of the layout"),
-        ({"present": {"a": [0.5]}}, "`present of group 'a'`"),
+        ({"present": {"a": [0.5]}}, "`present` of group 'a'"),
         ({"device_tokens": 9}, "`device_tokens` must be at most num_tokens - 1 = 8, got 9"),
         ({"resume_multiple": 0}, "`resume_multiple` must be a positive int, got 0"),
         ({"chunking": None}, "`chunking` must be a Chunking"),

@@ -106,10 +106,10 @@ def test_bytes_of_a_leaf_are_the_bytes_of_its_array(shape, layers):
 
 @pytest.mark.parametrize("value", NOT_POSITIVE_INTS)
 def test_shapes_and_layers_must_be_positive_ints(value):
-    with pytest.raises(ValueError, match="`block_shape of leaf 'k'` must be a positive int, got "):
+    with pytest.raises(ValueError, match="`block_shape` of leaf 'k' must be a positive int, got "):
         leaf(shape=(4, value))
     if value is not None:
-        with pytest.raises(ValueError, match="`layers of leaf 'k'` must be a positive int, got "):
+        with pytest.raises(ValueError, match="`layers` of leaf 'k' must be a positive int, got "):
             leaf(layers=value)
 
 
@@ -148,22 +148,22 @@ def test_caches_of_two_page_shapes_in_one_group_are_summed():
 
 @pytest.mark.parametrize("value", NOT_POSITIVE_INTS)
 def test_sizes_of_a_group_must_be_positive_ints(value):
-    with pytest.raises(ValueError, match="`tokens_per_block of group 'g'` must be a positive int, got "):
+    with pytest.raises(ValueError, match="`tokens_per_block` of group 'g' must be a positive int, got "):
         group(tokens_per_block=value)
     if value is not None:
-        with pytest.raises(ValueError, match="`block_bytes of group 'g'` must be a positive int, got "):
+        with pytest.raises(ValueError, match="`block_bytes` of group 'g' must be a positive int, got "):
             group(block_bytes=value)
 
 
 @pytest.mark.parametrize("value", [-1, 1.0, True, "4", None])
 def test_counts_of_a_group_must_be_non_negative_ints(value):
     for name in ("num_layers", "lookahead_tokens"):
-        with pytest.raises(ValueError, match=f"`{name} of group 'g'` must be a non-negative int, got "):
+        with pytest.raises(ValueError, match=f"`{name}` of group 'g' must be a non-negative int, got "):
             group(**{name: value})
 
 
 def test_sizes_beyond_any_machine_are_refused():
-    with pytest.raises(ValueError, match="`block_bytes of group 'g'` must be below 281474976710656, got "):
+    with pytest.raises(ValueError, match="`block_bytes` of group 'g' must be below 281474976710656, got "):
         group(block_bytes=2**48)
 
 

@@ -1,12 +1,22 @@
 """The page of all settings, from signatures, docstrings and the tables of options in the code."""
 
 import inspect
+import json
 from collections.abc import Callable
 
 from kvjax.chunking import resolve_chunking
 from kvjax.configs import layout_from_config
-from kvjax.groups import CacheLayout, GroupSpec, LeafSpec
+from kvjax.fused import FusedSteps
+from kvjax.groups import CacheLayout, ChunkedLocal, GroupSpec, LeafSpec, SlidingWindow
+from kvjax.ledger import Ledger
+from kvjax.mover import Mover
+from kvjax.observe.events import JSONLinesEvents
+from kvjax.observe.metrics import register_metrics
 from kvjax.offloader import Offloader
+from kvjax.pool import ARC
+from kvjax.ranks import CoordinationChannel, RankedOffloader
+from kvjax.serving.sglang_jax import MixedHostPool, groups_of, install
+from kvjax.serving.vllm.options import Options
 from kvjax.tiers import redis_url, urls
 from kvjax.tiers.kvstore import KVStoreTier
 from kvjax.tiers.redis import RedisTier
@@ -16,9 +26,11 @@ from .docstrings import arguments, table
 
 _HEAD = """# Configuration
 
-Every setting, as the code has it: this page is made by `python docs/make.py`, and a test compares the two. Of the
-environment kvjax reads credentials alone ([below](#options-of-tiers)), and how much memory XLA lets a GPU's process pin
-([transfers](../transfers.md#kvjax-doctor)).
+Every setting, as the code has it: what is given when something is made, and with each request. This page is made by
+`python docs/make.py`, and a test compares the two. Of the environment kvjax reads credentials alone
+([below](#options-of-tiers)), and how much memory XLA lets a GPU's process pin
+([transfers](../transfers.md#kvjax-doctor)). Starting takes as long as touching `host_bytes` of memory does
+([start-up](../install.md#start-up)).
 """
 _TIERS_HEAD = """## Options of tiers
 
@@ -33,11 +45,36 @@ _CALLS: tuple[tuple[str, Callable[..., object] | type], ...] = (
     ("Offloader.lookup", Offloader.lookup),
     ("Offloader.load", Offloader.load),
     ("Offloader.store", Offloader.store),
+    ("RankedOffloader", RankedOffloader),
+    ("ranks.CoordinationChannel", CoordinationChannel),
+    ("fused.FusedSteps", FusedSteps),
+    ("Ledger", Ledger),
+    ("Mover", Mover),
     ("CacheLayout", CacheLayout),
     ("GroupSpec", GroupSpec),
     ("LeafSpec", LeafSpec),
+    ("SlidingWindow", SlidingWindow),
+    ("ChunkedLocal", ChunkedLocal),
     ("resolve_chunking", resolve_chunking),
     ("layout_from_config", layout_from_config),
+    ("register_metrics", register_metrics),
+    ("JSONLinesEvents", JSONLinesEvents),
+    ("pool.ARC", ARC),
+)
+_VLLM_HEAD = """## vLLM
+
+The keys of `kv_connector_extra_config` ([vLLM](../serving/vllm.md#options)). Sizes are bytes, or digits with B, KiB,
+MiB, GiB or TiB.
+"""
+_SGLANG_JAX_HEAD = """## sglang-jax
+
+The memory of the server's host pool is what sglang-jax's own `--hicache-ratio` asks for; all other settings of kvjax
+are arguments of `install`, see [sglang-jax](../serving/sglang-jax.md).
+"""
+_SGLANG_JAX: tuple[tuple[str, Callable[..., object] | type], ...] = (
+    ("install", install),
+    ("groups_of", groups_of),
+    ("MixedHostPool", MixedHostPool),
 )
 # What a URL says other than the argument of the same name.
 _OF_URLS = {
@@ -56,12 +93,30 @@ def page() -> str:
     parts = [_HEAD]
     for name, call in _CALLS:
         parts.append(f"## `{name}`\n")
-        parts.append(table(("argument", "default", "meaning"), _arguments(call)))
+        parts.append(_table(call))
     parts.append(_TIERS_HEAD.format(username=redis_url.USERNAME_VARIABLE, password=redis_url.PASSWORD_VARIABLE))
     for schemes, names, tier in _tiers():
         parts.append(f"### {schemes}\n")
         parts.append(table(("option", "default", "meaning"), [_option(name, tier) for name in names]))
+    parts.append(_VLLM_HEAD)
+    parts.append(table(("key", "default", "meaning"), [_as_json(row, Options) for row in _arguments(Options)]))
+    parts.append(_SGLANG_JAX_HEAD)
+    for name, call in _SGLANG_JAX:
+        parts.append(f"### `{name}`\n")
+        parts.append(_table(call))
     return "\n".join(parts)
+
+
+def _table(call: Callable[..., object] | type) -> str:
+    return table(("argument", "default", "meaning"), _arguments(call))
+
+
+def _as_json(row: tuple[str, ...], call: type) -> tuple[str, ...]:
+    """A row of `_arguments` with the default as JSON has it."""
+    name, default, told = row
+    if default != "required":
+        default = f"`{json.dumps(inspect.signature(call).parameters[name.strip('`')].default)}`"
+    return name, default, told
 
 
 def _arguments(call: Callable[..., object] | type) -> list[tuple[str, ...]]:

@@ -8,10 +8,10 @@ _WIDTH, _HEIGHT = 180, 44
 
 def three_ways() -> str:
     """Returns the picture."""
-    picture = Picture(860, 420, "Staged, direct and fused transfers")
+    picture = Picture(860, 438, "Staged, direct and fused transfers")
     picture.text(_HOST, 24, "host memory", fill=GREY)
     picture.text(_DEVICE, 24, "device memory", fill=GREY)
-    picture.line(_DEVICE - 20, 34, _DEVICE - 20, 408, stroke=GREY, dash="4 4")
+    picture.line(_DEVICE - 20, 34, _DEVICE - 20, 426, stroke=GREY, dash="4 4")
 
     _way(picture, 40, "staged", "few large arrays cross at a time; works everywhere")
     _box(picture, _HOST, 62, LIGHT_BLUE, "host pool: units")
@@ -28,15 +28,15 @@ def three_ways() -> str:
     _arrow(picture, _DEVICE, _HOST + _WIDTH, 194, "units, in place")
 
     _way(picture, 260, "fused", "within your own jitted step, layer by layer")
-    _box(picture, _HOST, 282, LIGHT_BLUE, "rows of this step", height=116)
+    _box(picture, _HOST, 300, LIGHT_BLUE, "rows of this step", height=116)
     for layer in range(3):
-        y = 282 + layer * 42
+        y = 300 + layer * 42
         picture.box(_DEVICE, y, _WIDTH, 32, PALE)
         picture.text(_DEVICE + _WIDTH / 2, y + 21, f"layer {layer}: attention, mlp", at="middle", size=12)
         _arrow(picture, _HOST + _WIDTH, _DEVICE, y + 10)
         _arrow(picture, _DEVICE, _HOST + _WIDTH, y + 24)
-    picture.text((_HOST + _WIDTH + _DEVICE) / 2, 284, "→ restored blocks, before it reads them", at="middle", size=11)
-    picture.text((_HOST + _WIDTH + _DEVICE) / 2, 406, "← finished blocks, after it wrote them", at="middle", size=11)
+    picture.text((_HOST + _WIDTH + _DEVICE) / 2, 302, "→ restored blocks, before it reads them", at="middle", size=11)
+    picture.text((_HOST + _WIDTH + _DEVICE) / 2, 424, "← finished blocks, after it wrote them", at="middle", size=11)
     return picture.svg()
 
 

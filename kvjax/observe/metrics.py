@@ -7,15 +7,13 @@ when metrics are registered, and not before: it is the extra `metrics`.
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kvjax._checks import shown
 from kvjax.observe.durations import DurationCounts
 from kvjax.observe.stats_fields import GroupStatsFields, StatsFields, TierStatsFields
 
 if TYPE_CHECKING:
-    from prometheus_client import CollectorRegistry
-
     from kvjax.observe.prometheus import StatsCollector
 
 GROUP_LABEL = "group"
@@ -251,18 +249,27 @@ METRICS: tuple[AnyMetric, ...] = (
 )
 
 
+class Registry(Protocol):
+    """What `register_metrics` asks of a registry; a `prometheus_client.CollectorRegistry` has it."""
+
+    def register(self, collector: Any) -> None:
+        """Takes a collector of `prometheus_client`."""
+        ...
+
+
 def register_metrics(
     stats: Callable[[], StatsFields],
     *,
     labels: Mapping[str, str] | None = None,
-    registry: "CollectorRegistry | None" = None,
+    registry: Registry | None = None,
 ) -> "StatsCollector":
     """Shows the metrics in a registry of `prometheus_client`, and returns their collector, for `registry.unregister`.
 
     Args:
         stats: returns the stats. It is called at each scrape, one call at a time, on the thread that scrapes.
         labels: constant labels of every metric: a model, a rank, say.
-        registry: the default one of `prometheus_client` if `None`. It takes the metrics of one offloader.
+        registry: a `CollectorRegistry`; the default one of `prometheus_client` if `None`. It takes the metrics of one
+            offloader.
 
     Raises:
         ImportError: `prometheus_client` is not installed.

@@ -4,7 +4,7 @@ import reprlib
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from kvjax._checks import shown
+from kvjax._checks import quoted, shown
 from kvjax.geometry import type_name
 from kvjax.keys import HASH_BYTES
 from kvjax.observe.calls import (
@@ -142,21 +142,21 @@ def _check_keys(document: dict[str, Any], label: str, known: tuple[str, ...], op
 
 def _text(value: Any, name: str) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"`{name}` must be a string, got {type_name(value)}")
+        raise ValueError(f"{quoted(name)} must be a string, got {type_name(value)}")
     return value
 
 
 def _flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
-        raise ValueError(f"`{name}` must be true or false, got {type_name(value)}")
+        raise ValueError(f"{quoted(name)} must be true or false, got {type_name(value)}")
     return value
 
 
 def _int(value: Any, name: str, at_least: int) -> int:
     if type(value) is not int:
-        raise ValueError(f"`{name}` must be an int, got {type_name(value)}")
+        raise ValueError(f"{quoted(name)} must be an int, got {type_name(value)}")
     if not at_least <= value <= MOST_TOKENS:
-        raise ValueError(f"`{name}` must be an int from {at_least} to {MOST_TOKENS}, got {shown(value)}")
+        raise ValueError(f"{quoted(name)} must be an int from {at_least} to {MOST_TOKENS}, got {shown(value)}")
     return value
 
 
@@ -170,7 +170,7 @@ def _prompt_tokens(value: Any, name: str) -> int:
 
 def _by_group(value: Any, name: str, at_least: int) -> dict[str, int]:
     if not isinstance(value, dict):
-        raise ValueError(f"`{name}` must be an object of ints by group name, got {type_name(value)}")
+        raise ValueError(f"{quoted(name)} must be an object of ints by group name, got {type_name(value)}")
     return {group: _int(number, f"{name} of {reprlib.repr(group)}", at_least) for group, number in value.items()}
 
 
@@ -183,16 +183,16 @@ def _hex(value: Any, name: str) -> bytes:
     try:
         decoded = bytes.fromhex(text)
     except ValueError:
-        raise ValueError(f"`{name}` must be hexadecimal digits, got {shown(text)}") from None
+        raise ValueError(f"{quoted(name)} must be hexadecimal digits, got {shown(text)}") from None
     if 2 * len(decoded) != len(text):
-        raise ValueError(f"`{name}` must be hexadecimal digits without spaces, got {shown(text)}")
+        raise ValueError(f"{quoted(name)} must be hexadecimal digits without spaces, got {shown(text)}")
     return decoded
 
 
 def _namespace(value: Any, name: str) -> bytes:
     namespace = _hex(value, name)
     if len(namespace) != HASH_BYTES:
-        raise ValueError(f"`{name}` must be {HASH_BYTES} bytes in hexadecimal digits, got {len(namespace)}")
+        raise ValueError(f"{quoted(name)} must be {HASH_BYTES} bytes in hexadecimal digits, got {len(namespace)}")
     return namespace
 
 

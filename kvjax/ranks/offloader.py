@@ -4,7 +4,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from typing import Any
+from typing import Any, overload
 
 import jax
 
@@ -220,7 +220,13 @@ class RankedOffloader:
         self.offloader.poll()
         return self._told()
 
-    def wait(self, job: Job | None = None, *, timeout_s: float | None = None) -> Any:
+    @overload
+    def wait(self, job: Job, *, timeout_s: float | None = None) -> JobResult: ...
+
+    @overload
+    def wait(self, job: None = None, *, timeout_s: float | None = None) -> list[JobResult]: ...
+
+    def wait(self, job: Job | None = None, *, timeout_s: float | None = None) -> JobResult | list[JobResult]:
         """Waits for a job, or for all of them; see `Offloader.wait`. For all, the results are those of loads.
 
         Raises:

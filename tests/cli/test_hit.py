@@ -120,7 +120,7 @@ def test_the_table_shows_chunks_as_ranges(tmp_path):
         ('{"global": [null]}', "got None in it"),
         ('{"global": ["0"]}', "got '0' in it"),
         ('{"global": [[0]]}', "got [0] in it"),
-        ('{"global": [-1]}', "`present of group 'global'` must hold non-negative chunk indices, got -1"),
+        ('{"global": [-1]}', "`present` of group 'global' must hold non-negative chunk indices, got -1"),
         ('{"other": [0]}', "`present` must name groups of the layout"),
         ('{"ring": []}', "the scratch group 'ring'"),
         ('{"global": [0], "global": [1]}', "the key 'global' is there twice"),

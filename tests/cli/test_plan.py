@@ -217,7 +217,7 @@ def test_other_sizes_are_refused(tmp_path, text):
         (["--blocks-per-chunk", "=2"], ["must be N, name=N,… or auto"]),
         (["--blocks-per-chunk", "local=x"], ["must be N, name=N,… or auto"]),
         (["--blocks-per-chunk", "local=2,local=2"], ["must name each group once, got 'local' twice"]),
-        (["--blocks-per-chunk", "local=0"], ["`blocks_per_chunk of group 'local'` must be a positive int, got 0"]),
+        (["--blocks-per-chunk", "local=0"], ["`blocks_per_chunk` of group 'local' must be a positive int, got 0"]),
         (["--blocks-per-chunk", "other=2"], ["`blocks_per_chunk` must name groups", "'global'", "got 'other'"]),
         (["--blocks-per-chunk", "ring=2"], ["`blocks_per_chunk`", "the scratch group 'ring'"]),
         (["--block-size", "64"], ["global=16", "state=528", "draft=16", "`blocks_per_chunk`"]),

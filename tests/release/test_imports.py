@@ -27,6 +27,19 @@ def test_importing_loads_nothing_heavy(name: str):
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 
 
+@pytest.mark.parametrize("name", ["fused.FusedSteps", "ranks.RanksError"])
+def test_modules_that_need_jax_are_attributes_that_are_imported_when_used(name: str):
+    code = f"import sys, kvjax; assert 'jax' not in sys.modules; print(kvjax.{name}.__name__, 'jax' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == f"{name.split('.')[1]} True\n"
+    assert name.split(".")[0] in dir(kvjax)
+
+
+def test_names_that_are_not_there_are_refused():
+    with pytest.raises(AttributeError, match="module 'kvjax' has no attribute 'no_such_name'"):
+        _ = kvjax.no_such_name
+
+
 def test_the_version_is_stated_once():
     assert command("--version").out == f"kvjax {kvjax.__version__}\n"
     stated = [path for path in (ROOT / "kvjax").rglob("*.py") if re.search(r"^__version__ = ", path.read_text(), re.M)]

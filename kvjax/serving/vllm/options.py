@@ -13,15 +13,16 @@ class Options:
 
     Args:
         host_bytes: budget of the host pool, a hard limit.
-        blocks_per_chunk: see `kvjax.resolve_chunking`; groups are named as `kvjax.serving.vllm.layout` says.
+        blocks_per_chunk: see `kvjax.resolve_chunking`; groups are named by kind and place in vLLM's list: `full0`,
+            `sliding1`, `chunked2`, `state3`.
         block_size: tokens per chunk, for models whose groups all have the same tokens per block.
         min_chunk_bytes: what `blocks_per_chunk="auto"` aims for, in bytes.
         checkpoint_tokens: see `kvjax.Ledger`.
         store_after: see `kvjax.Ledger`.
         staging_bytes: see `kvjax.Mover`.
         transfer: see `kvjax.Mover`.
-        model: names all that gives the cache its meaning, the weights above all; by default vLLM's model and
-            revision.
+        model: names all that gives the cache its meaning, the weights above all; by default vLLM's model,
+            revision, quantization, dtype, `hf_overrides` and `additional_config`.
         tiers: URLs of levels below the host pool, see `kvjax.tiers.open_tier`; only where vLLM runs its worker in the
             scheduler's process.
         tier_ask_s: how long a lookup asks lower tiers at most, in seconds, what they have; vLLM waits meanwhile.
