@@ -231,7 +231,7 @@ def test_an_engines_hashes_are_bound_to_the_namespace():
 
 @pytest.mark.parametrize("value", ["a", 1.5, None, True, [1]])
 def test_an_engines_hashes_must_be_bytes_or_ints(value):
-    with pytest.raises(ValueError, match="`prefix_hashes` must hold bytes or ints, got "):
+    with pytest.raises(ValueError, match="`hashes` must hold bytes or ints, got "):
         engine_hashes(NAMESPACE, [b"", value])
 
 

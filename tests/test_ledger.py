@@ -119,8 +119,8 @@ class TestNamespaces:
         assert ledger.lookup("c", hashes=[11, 12, 99], num_tokens=12).hit_tokens == 8
         for wrong, text in (
             ({"hashes": [1], "num_tokens": 8}, "`hashes` must hold one hash for each whole unit of 4 tokens, 2 for 8"),
-            ({"hashes": [1.5], "num_tokens": 4}, "`prefix_hashes` must hold bytes or ints, got 1.5"),
-            ({"hashes": [1]}, "`num_tokens` must be a non-negative int, got None"),
+            ({"hashes": [1.5], "num_tokens": 4}, "`hashes` must hold bytes or ints, got 1.5"),
+            ({"hashes": [1]}, "`num_tokens` must be given with `hashes`, got None"),
             ({"token_ids": [1], "hashes": [1]}, "exactly one of `token_ids` and `hashes` must be given"),
             ({"token_ids": [1], "num_tokens": 1}, "`num_tokens` must not be given with `token_ids`, got 1"),
             ({}, "exactly one of `token_ids` and `hashes` must be given"),

@@ -216,7 +216,7 @@ class TestRefusedStores:
             ([0, 0], "`chunks` of group 'full' must be distinct non-negative chunk indices, got 0 twice"),
             ([0, -1], "`chunks` of group 'full' must be distinct non-negative chunk indices, got -1"),
             ([0.0, 1.0], "`chunks` of group 'full' must be a 1-d sequence of chunk indices, got a 1-d one of float64"),
-            (1, "`chunks` of group 'full' must be a 1-d sequence of chunk indices, got a 0-d one of int64"),
+            (1, "`chunks` of group 'full' must be a 1-d sequence of chunk indices, got int"),
         ],
     )
     def test_chunks_that_are_none(self, chunks, text):

@@ -231,6 +231,25 @@ def test_ids_must_be_distinct_and_as_many(pool):
     pool.free([first, second])
 
 
+@pytest.mark.parametrize("ids", [[1.7], ["1"], [True], [[1]], 3])
+def test_ids_that_are_no_integers_are_refused(pool, ids):
+    page = pool.reserve()
+    for call in (pool.free, pool.stage_load, pool.flush_backup):
+        with pytest.raises(ValueError, match="host page ids must be a 1-d sequence of ints"):
+            call(ids)
+    with pytest.raises(ValueError, match="`device_indices` must be a 1-d sequence of ints"):
+        pool.stage_backup(ids, [page])
+    for call in (pool.inc_lock_ref, pool.dec_lock_ref):
+        with pytest.raises(ValueError, match="`buffer_id` must be a non-negative int"):
+            call(ids[0] if isinstance(ids, list) else None)
+    pool.release(page)
+
+
+def test_more_memory_than_there_is_is_refused_at_once(device_pool):
+    with pytest.raises(MemoryError, match="needs more memory than the"):
+        host_pool(device_pool, num_pages=10**12)
+
+
 def test_nothing_is_done_for_no_pages(pool):
     pool.stage_backup([], [])
     pool.flush_backup([])

@@ -139,6 +139,15 @@ def test_the_adapter_is_imported_without_sglang_jax():
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_without_sglang_jax_the_server_says_so_in_one_line():
+    code = "import sys, runpy; sys.modules['sgl_jax'] = None; "
+    code += "runpy.run_module('kvjax.serving.sglang_jax.server', run_name='__main__')"
+    told = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert told.returncode == 1
+    assert told.stderr.startswith("kvjax: `sgl_jax.srt.mem_cache.host_kv_pool` must be importable")
+    assert told.stderr.count("\n") == 1
+
+
 def test_the_server_has_it_in_the_processes_that_it_starts(tmp_path):
     folder = tmp_path.joinpath(*NAME.split(".")[:-1])
     folder.mkdir(parents=True)

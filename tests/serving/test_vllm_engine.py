@@ -87,6 +87,20 @@ def test_no_step_compiles_anything(connector, compilations, monkeypatch, groups,
     assert compiled == []
 
 
+def test_the_end_of_a_request_is_a_checkpoint_with_its_state(connector):
+    """Its slot is another request's, or nobody's, when the state is stored. (With scheduling ahead, a step more was
+    computed by then, and there is no state of the end.)"""
+    engine = engine_of(connector, STATES, extra={"checkpoint_tokens": None})
+    engine.add(request_of(engine, "warm-up", list(range(500, 520))))
+    engine.run()
+    first = request_of(engine, "first", list(range(30)), max_tokens=19)
+    engine.add(first)
+    engine.run()
+    engine.add(request_of(engine, "more", [*first.truth[:49], *range(800, 815)]))
+    engine.run()
+    assert engine.restored_tokens == 48
+
+
 SHARED = [Group(FullAttention(), 8, (0, 1)), Group(SlidingWindow(20), 8, (0, 1)), Group(SlidingWindow(20), 8, (0,))]
 BLOCKS = {1: 40, 3: 75}  # in the device pool, by the number of groups
 UNIFORM = [Group(FullAttention(), 8, (0, 1, 2))]

@@ -15,6 +15,7 @@ import pytest
 from kvjax.groups import FullAttention, Recurrent, SlidingWindow
 from kvjax.serving.vllm.arrays import flattened, leaves_of, unflattened
 from kvjax.serving.vllm.layout import groups_of, tokens_per_hash
+from kvjax.serving.vllm.messages import Order
 from kvjax.serving.vllm.options import Options, options_of
 from kvjax.serving.vllm.support import check_supported, model_of
 from tests.serving import vllm_interface
@@ -63,6 +64,7 @@ def test_options_are_read():
             {"host_bytes": 2**20, "checkpoint_tokens": "often"},
             "`checkpoint_tokens` must be a positive int, got 'often'",
         ),
+        ({"host_bytes": 2**20, "tiers": {}}, "`tiers` must be a list of URLs, from the fastest one down, got {}"),
         ({"host_bytes": 2**20, "transfer": "fast"}, "`transfer` must be one of 'auto', 'direct', 'staged', got 'fast'"),
         ({"host_bytes": 2**20, "tier_ask_s": None}, "`tier_ask_s` must be a number of seconds, got None"),
         ({"host_bytes": 2**20, "tier_ask_s": -1}, "`tier_ask_s` must be a number of seconds from 0"),
@@ -166,6 +168,10 @@ def test_specs_that_cannot_be_restored_are_refused():
     with pytest.raises(ValueError, match="`mamba_cache_mode` must be 'none' or 'align' with kvjax, got 'all'"):
         groups_of(config)
     config = config_of(MIXED, 10, 8)
+    config.kv_cache_groups[0].kv_cache_spec.non_causal = True
+    with pytest.raises(ValueError, match="must read nothing that comes after a token, got `non_causal` attention"):
+        groups_of(config)
+    config = config_of(MIXED, 10, 8)
     config.kv_cache_groups[0].is_eagle_group = True
     with pytest.raises(ValueError, match="must be the model's own and on the device, got a draft model's"):
         groups_of(config)
@@ -256,6 +262,33 @@ def test_hits_end_where_a_block_of_every_group_does(monkeypatch):
     """Also where no size divides another."""
     listed = [Group(FullAttention(), 24, (0,)), Group(SlidingWindow(20), 16, (1,)), Group(SlidingWindow(40), 36, (2,))]
     assert connector_of(monkeypatch, "SCHEDULER", listed)._books._resume_multiple == 144
+
+
+def test_what_gives_caches_their_meaning_names_the_chunks(monkeypatch):
+    vllm_interface.install(monkeypatch)
+    made = importlib.import_module("kvjax.serving.vllm").KvjaxConnector
+    config, names = vllm_config_of({"host_bytes": 2**20}), []
+    for dtype in ("bfloat16", "float16"):
+        config.model_config.dtype = dtype
+        connector = made(config, vllm_interface.KVConnectorRole.SCHEDULER, config_of(MIXED, 10, 8))
+        names.append(connector._books._model)
+    assert names == ["test@default/none/bfloat16", "test@default/none/float16"]
+    config.kv_transfer_config.kv_connector_extra_config["model"] = "mine"
+    connector = made(config, vllm_interface.KVConnectorRole.SCHEDULER, config_of(MIXED, 10, 8))
+    assert connector._books._model == "mine"
+
+
+def test_a_worker_that_is_closed_waits_for_what_it_issued(monkeypatch):
+    connector = connector_of(monkeypatch, listed=MIXED[:1])
+    connector.register_runner(
+        SimpleNamespace(
+            kv_caches=[jnp.zeros((10, 16))], layer_name_to_kvcache_index={"layer0.0": 0}, input_batch=SimpleNamespace()
+        )
+    )
+    settled = []
+    connector._worker._under_way[Order(0, "r", None)] = SimpleNamespace(settle=lambda: settled.append("r"))
+    connector.shutdown()
+    assert settled == ["r"]
 
 
 def test_reports_of_several_workers_are_refused(monkeypatch):

@@ -133,6 +133,18 @@ def test_blocks_of_vllms_own_hit_are_not_loaded():
     assert order.plan.moves[0].block_ids.tolist() == [[6]]
 
 
+def test_what_vllm_does_not_load_after_all_is_free_to_leave():
+    """It asks, and then computes the whole prompt for a request that wants logits of it."""
+    side, request = restorable()
+    assert side.matched_tokens(request, 0) == 16
+    assert len(side.books.ledger.request("r").pins.slots) == 2
+    side.allocated(request, ([5, 6, 7],), 0)
+    assert len(side.books.ledger.request("r").pins.slots) == 0
+    assert not side.orders(output_of(request, 0, 17, [[5, 6, 7]])).loads
+    side.finished(request)
+    assert side.books.ledger.num_requests == 0
+
+
 def test_what_was_found_before_a_reset_is_not_promised_after():
     side, request = restorable()
     assert side.matched_tokens(request, 0) == 16

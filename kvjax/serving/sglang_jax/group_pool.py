@@ -7,7 +7,7 @@ import numpy as np
 
 from kvjax._checks import integer
 from kvjax.mover import Transfer
-from kvjax.serving.sglang_jax.pages import distinct_ids
+from kvjax.serving.sglang_jax.pages import distinct_ids, page_ids
 from kvjax.serving.sglang_jax.shared import SharedUnits
 
 
@@ -226,8 +226,8 @@ class GroupPool:
             self._pages.check_taken(staged)
 
     def _pairs(self, device_indices: Sequence[int], host_buffer_ids: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-        device = np.array([int(each) for each in device_indices], np.int64)
-        host = np.array([int(each) for each in host_buffer_ids], np.int64)
+        device = page_ids(device_indices, "`device_indices`")
+        host = page_ids(host_buffer_ids, "`host_buffer_ids`")
         if len(device) != len(host):
             raise ValueError(
                 f"`device_indices` and `host_buffer_ids` must be as many, got {len(device)} and {len(host)}"

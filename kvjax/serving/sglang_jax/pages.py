@@ -1,9 +1,11 @@
 """Which pages of one group are taken, by which units, how often locked, and whether they hold data."""
 
 from collections.abc import Iterable
+from typing import Any
 
 import numpy as np
 
+from kvjax._checks import integer, integers
 from kvjax.pool.ids import IdAllocator
 
 
@@ -64,7 +66,7 @@ class Pages:
 
     def lock(self, page_id: int) -> None:
         """Keeps a page from being freed, once for each call."""
-        self.check_taken(np.array([page_id]))
+        self._check_one(page_id)
         self._num_locks[page_id] += 1
 
     def unlock(self, page_id: int) -> None:
@@ -73,7 +75,7 @@ class Pages:
         Raises:
             RuntimeError: the page has none.
         """
-        self.check_taken(np.array([page_id]))
+        self._check_one(page_id)
         if not self._num_locks[page_id]:
             raise RuntimeError(f"host page {page_id} must have a lock to be unlocked, it has none")
         self._num_locks[page_id] -= 1
@@ -133,6 +135,9 @@ class Pages:
         assert len(np.unique(taken)) == len(taken), "a unit belongs to one page"
         assert not np.isin(taken, self._units.free_ids()).any(), "a unit of a page is not free"
 
+    def _check_one(self, page_id: Any) -> None:
+        self.check_taken(np.array([integer(page_id, "buffer_id", at_least=0)]))
+
     def _check_range(self, page_ids: np.ndarray) -> None:
         wrong = page_ids[(page_ids < 0) | (page_ids >= self.num_pages)]
         if len(wrong):
@@ -145,4 +150,14 @@ def distinct_ids(ids: Iterable[int]) -> np.ndarray:
     >>> distinct_ids([4, 1, 4]).tolist()
     [4, 1]
     """
-    return np.array(list(dict.fromkeys(int(each) for each in ids)), np.int64)
+    return np.array(list(dict.fromkeys(page_ids(ids).tolist())), np.int64)
+
+
+def page_ids(ids: Iterable[int], name: str = "host page ids") -> np.ndarray:
+    """Returns ids as `int64`.
+
+    Raises:
+        ValueError: they are no integers.
+    """
+    listed = list(ids) if isinstance(ids, Iterable) and not hasattr(ids, "__getitem__") else ids
+    return integers(listed, f"{name} must be a 1-d sequence of ints")

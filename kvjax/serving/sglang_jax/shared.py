@@ -7,6 +7,7 @@ import numpy as np
 
 from kvjax.chunking import Chunking, resolve_chunking
 from kvjax.groups import CacheLayout
+from kvjax.memory.host import check_available
 from kvjax.memory.registration import register
 from kvjax.memory.transports import granule_bytes
 from kvjax.mover import Mover, Transfer
@@ -51,6 +52,7 @@ class SharedUnits:
         self.chunking = chunking
         self.units = units
         self.lock = threading.Lock()
+        check_available(num_units * units.unit_bytes)
         free_units = IdAllocator(num_units)
         self.pages = tuple(Pages(num_units // (n or 1), n or 1, free_units) for n in units.units_per_chunk)
         self.num_bytes = num_units * units.unit_bytes

@@ -117,6 +117,8 @@ def _has_slots(spec: Any, kind: Kind) -> bool:
 
 def _kind_of_spec(spec: Any) -> Kind:
     """The kind of one layer. A sliding layer that vLLM keeps in full, as `FullAttentionSpec`, is full here, too."""
+    if getattr(spec, "non_causal", False):
+        raise ValueError("layers must read nothing that comes after a token, got `non_causal` attention")
     match type(spec).__name__:
         case "FullAttentionSpec" | "MLAAttentionSpec":
             return FullAttention()

@@ -69,7 +69,8 @@ def options_of(extra: Mapping[str, Any]) -> Options:
     if "host_bytes" not in extra:
         raise ValueError("kv_connector_extra_config must have `host_bytes`, such as '64GiB', got none")
     given = dict(extra)
-    tiers = given.pop("tiers", None) or ()
+    tiers = given.pop("tiers", ())
+    tiers = () if tiers is None else tiers
     if not isinstance(tiers, (list, tuple)) or not all(isinstance(tier, str) for tier in tiers):
         raise ValueError(f"`tiers` must be a list of URLs, from the fastest one down, got {shown(tiers)}")
     for name in ("host_bytes", "min_chunk_bytes", "staging_bytes"):

@@ -96,8 +96,13 @@ class SchedulerSide:
         tracked = self._requests.get(request.request_id)
         if tracked is None:
             return
+        promised = tracked.found
         tracked.found, tracked.answered, tracked.admitted = None, None, True
-        if not num_external or self.books is None:
+        if self.books is None:
+            return
+        if not num_external:
+            if promised is not None:  # vLLM wants logits of the prompt, say: what was kept for it is free to leave
+                self.books.take_on(request.request_id, **self._keys.whole(request))
             return
         request_id, number = request.request_id, next(self._numbers)
         try:
