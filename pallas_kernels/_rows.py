@@ -1,6 +1,10 @@
 """Rows of arrays read and written as unsigned integers, so that no backend can change a bit of them.
 
-A row is `leaf[row_id]` of a leaf of shape `(rows, elements)`. XLA:CPU normalises floats narrower than 32 bits:
+A row is `leaf[at]` of a leaf of shape `(blocks, *block_shape)` or `(layers, blocks, *block_shape)`; `at` has an index
+for each dimension before the block's. Leaves keep their shape: seen as `(rows, elements)`, one with a dimension of 1
+would get another layout from XLA, and with it a copy of the whole leaf.
+
+XLA:CPU normalises floats narrower than 32 bits:
 it does a slice or an update of them in a wider float, which rewrites NaN payloads and converts the whole array.
 There, the whole leaf is seen through an integer view *beside* each slice or update, inside the loop. XLA fuses
 the view into the slice or update, so that no array is made and only the row is read or stored (an update also
@@ -28,12 +32,12 @@ def check_dtype(dtype: Any) -> None:
         raise NotImplementedError(f"elements must be numbers of 8, 16 or 32 bits, got {jnp.dtype(dtype).name}")
 
 
-def read_row(leaf: Array, row_id: Array, platform: str) -> Array:
-    """Reads row `row_id` of a leaf `(rows, elements)`.
+def read_row(leaf: Array, at: tuple[Array, ...], platform: str) -> Array:
+    """Reads a row of a leaf.
 
     Args:
         leaf: the array.
-        row_id: int32 scalar. Inside a loop, it must depend on the loop's index.
+        at: int32 scalars. Inside a loop, they must depend on the loop's index.
         platform: platform the program is made for.
 
     Returns:
@@ -42,29 +46,34 @@ def read_row(leaf: Array, row_id: Array, platform: str) -> Array:
     uint = _UINTS[leaf.dtype.itemsize]
     if _needs_view(leaf, platform):
         # Tied to the loop's index, the view cannot be moved out of the loop, where it would be a copy.
-        leaf, row_id = lax.optimization_barrier((leaf, row_id))
+        leaf, at = lax.optimization_barrier((leaf, at))
         leaf = lax.bitcast_convert_type(leaf, uint)
-    row = lax.dynamic_slice(leaf, (row_id, 0), (1, leaf.shape[1]))
+    row = lax.dynamic_slice(leaf, _start(leaf, at), (*(1 for _ in at), *leaf.shape[len(at) :]))
     return lax.bitcast_convert_type(row, uint).reshape(-1)
 
 
-def write_row(leaf: Array, row_id: Array, row: Array, platform: str) -> Array:
-    """Writes row `row_id` of a leaf `(rows, elements)`, in place if the leaf's buffer may be re-used.
+def write_row(leaf: Array, at: tuple[Array, ...], row: Array, platform: str) -> Array:
+    """Writes a row of a leaf, in place if the leaf's buffer may be re-used.
 
     Args:
         leaf: the array.
-        row_id: int32 scalar.
+        at: int32 scalars.
         row: `(elements,)`, unsigned integers of the element's width.
         platform: platform the program is made for.
 
     Returns:
         The leaf with that row replaced.
     """
+    row = row.reshape(*(1 for _ in at), *leaf.shape[len(at) :])
     if _needs_view(leaf, platform):
         view = lax.bitcast_convert_type(leaf, row.dtype)
-        view = lax.dynamic_update_slice(view, row[None], (row_id, 0))
+        view = lax.dynamic_update_slice(view, row, _start(leaf, at))
         return lax.bitcast_convert_type(view, leaf.dtype)
-    return lax.dynamic_update_slice(leaf, lax.bitcast_convert_type(row[None], leaf.dtype), (row_id, 0))
+    return lax.dynamic_update_slice(leaf, lax.bitcast_convert_type(row, leaf.dtype), _start(leaf, at))
+
+
+def _start(leaf: Array, at: tuple[Array, ...]) -> tuple[Any, ...]:
+    return (*at, *(0 for _ in leaf.shape[len(at) :]))
 
 
 def to_lanes(row: Array, lane: Any) -> Array:
@@ -99,8 +108,7 @@ def to_device(array: Any, platform: str) -> Array:
 
 
 def to_space_of(array: Array, original: Any) -> Array:
-    """Gives an array the shape and the memory space of `original`, which `to_device` was given."""
-    array = array.reshape(original.shape)
+    """Gives an array the memory space of `original`, which `to_device` was given."""
     return jax.device_put(array, _SPACE.Host) if in_host_memory(original) else array
 
 

@@ -1,7 +1,5 @@
 """`block_copy` in plain JAX."""
 
-import math
-
 from jax import Array, lax
 
 from pallas_kernels._rows import check_dtype, read_row, to_device, to_space_of, write_row
@@ -24,18 +22,14 @@ def block_copy(
     """
     for leaf in src:
         check_dtype(leaf.dtype)
-    rows_in = tuple(_as_rows(leaf, platform) for leaf in src)
+    leaves_in = tuple(to_device(leaf, platform) for leaf in src)
 
-    def copy_one(i: Array, rows_out: tuple[Array, ...]) -> tuple[Array, ...]:
+    def copy_one(i: Array, leaves_out: tuple[Array, ...]) -> tuple[Array, ...]:
         src_id, dst_id = src_ids[i], dst_ids[i]
         return tuple(
-            write_row(out, dst_id, read_row(rows, src_id, platform), platform)
-            for rows, out in zip(rows_in, rows_out, strict=True)
+            write_row(out, (dst_id,), read_row(leaf, (src_id,), platform), platform)
+            for leaf, out in zip(leaves_in, leaves_out, strict=True)
         )
 
-    copied = lax.fori_loop(0, count, copy_one, tuple(_as_rows(leaf, platform) for leaf in dst))
-    return tuple(to_space_of(rows, leaf) for rows, leaf in zip(copied, dst, strict=True))
-
-
-def _as_rows(leaf: Array, platform: str) -> Array:
-    return to_device(leaf, platform).reshape(leaf.shape[0], math.prod(leaf.shape[1:]))
+    copied = lax.fori_loop(0, count, copy_one, tuple(to_device(leaf, platform) for leaf in dst))
+    return tuple(to_space_of(updated, leaf) for updated, leaf in zip(copied, dst, strict=True))

@@ -39,7 +39,7 @@ def pack(
         NotImplementedError: elements are not 1, 2 or 4 whole bytes; an array lies in host memory and the
             platform is not `"cpu"`; or an index would not fit int32.
     """
-    rows, words = _as_rows(leaves, staging, shape, platform)
+    rows, words = _on_device(leaves, staging, platform)
 
     def pack_chunk(i: Array, words: Array) -> Array:
         start = i * shape.chunk_words
@@ -52,7 +52,7 @@ def pack(
         padding = jnp.zeros(shape.chunk_words - used, jnp.uint32)
         return lax.dynamic_update_slice(words, padding, (start + used,)) if padding.size else words
 
-    return to_space_of(lax.fori_loop(0, count, pack_chunk, words), staging)
+    return to_space_of(lax.fori_loop(0, count, pack_chunk, words).reshape(staging.shape), staging)
 
 
 def unpack(
@@ -69,7 +69,7 @@ def unpack(
     Raises:
         NotImplementedError: see `pack`.
     """
-    rows, words = _as_rows(leaves, staging, shape, platform)
+    rows, words = _on_device(leaves, staging, platform)
 
     def unpack_chunk(i: Array, rows: tuple[Array, ...]) -> tuple[Array, ...]:
         start = i * shape.chunk_words
@@ -82,19 +82,13 @@ def unpack(
     return tuple(to_space_of(updated, leaf) for updated, leaf in zip(rows, leaves, strict=True))
 
 
-def _as_rows(
-    leaves: tuple[Array, ...], staging: Array, shape: ChunkShape, platform: str
-) -> tuple[tuple[Array, ...], Array]:
-    """The leaves as `(all rows, elements)` and the staging as `(words,)`."""
+def _on_device(leaves: tuple[Array, ...], staging: Array, platform: str) -> tuple[tuple[Array, ...], Array]:
+    """The leaves as they are, and the staging as `(words,)`."""
     for leaf in leaves:
         check_dtype(leaf.dtype)
     if math.prod(staging.shape) > _MAX_INDEX:
         raise NotImplementedError(f"`staging` must have at most {_MAX_INDEX} words, got {math.prod(staging.shape)}")
-    rows = tuple(
-        to_device(leaf, platform).reshape(-1, size // leaf.dtype.itemsize)
-        for leaf, size in zip(leaves, shape.row_bytes, strict=True)
-    )
-    return rows, to_device(staging, platform).reshape(-1)
+    return tuple(to_device(leaf, platform) for leaf in leaves), to_device(staging, platform).reshape(-1)
 
 
 def _rows_to_lanes(
@@ -106,7 +100,7 @@ def _rows_to_lanes(
         def copy_rows(r: Array, lanes: Array, places: list[int] = places) -> Array:
             layer, block_id = r // shape.blocks_per_chunk, ids[r % shape.blocks_per_chunk]
             for place in places:
-                row = read_row(rows[place], layer * shape.num_blocks[place] + block_id, platform)
+                row = read_row(rows[place], _place_of_row(shape, place, rows[place], layer, block_id), platform)
                 at, _ = _lanes_of_row(shape, place, r, lanes.dtype)
                 lanes = lax.dynamic_update_slice(lanes, to_lanes(row, lanes.dtype), (start + at,))
             return lanes
@@ -130,7 +124,7 @@ def _lanes_to_rows(
                 for place, leaf in zip(places, mine, strict=True):
                     at, size = _lanes_of_row(shape, place, r, lanes.dtype)
                     row = from_lanes(lax.dynamic_slice(lanes, (start + at,), (size,)), leaf.dtype)
-                    written.append(write_row(leaf, layer * shape.num_blocks[place] + block_id, row, platform))
+                    written.append(write_row(leaf, _place_of_row(shape, place, leaf, layer, block_id), row, platform))
                 return tuple(written)
 
             return lax.cond(block_id >= 0, write, lambda mine: mine, mine)
@@ -139,6 +133,12 @@ def _lanes_to_rows(
         for place, leaf in zip(places, result, strict=True):
             updated[place] = leaf
     return tuple(updated)
+
+
+def _place_of_row(shape: ChunkShape, place: int, leaf: Array, layer: Array, block_id: Array) -> tuple[Array, ...]:
+    """Where a row of the leaf is in it: a leaf without a dimension of layers has one."""
+    is_stacked = leaf.ndim > len(shape.block_shapes[place]) + 1
+    return (layer, block_id) if is_stacked else (block_id,)
 
 
 def _lanes_of_row(shape: ChunkShape, place: int, row_idx: Array, lane: Any) -> tuple[Array, int]:

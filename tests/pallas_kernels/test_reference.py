@@ -64,6 +64,28 @@ def test_pack_and_unpack_work_in_place(dtype: str, blocks_per_chunk: int):
     assert_in_place(unpacker, LEAVES * NUM_BLOCKS * ROW_BYTES)
 
 
+@pytest.mark.parametrize("layers", [(), (3,)], ids=["alone", "stacked"])
+@pytest.mark.parametrize("block_shape", [(4, 1, 256), (1, 1, 1024)])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_blocks_with_a_dimension_of_one_make_no_copy_of_the_leaf(dtype, block_shape, layers):
+    """A head for all queries, say. XLA gave such a leaf, seen as rows, another layout, and copied it whole."""
+    element_bytes = jnp.dtype(dtype).itemsize
+    block_shape = (*block_shape[:-1], block_shape[-1] * 4 // element_bytes)
+    leaf = spec((*layers, NUM_BLOCKS, *block_shape), dtype)
+    row_words = leaf.size // NUM_BLOCKS * element_bytes // 4
+    ids, count, staging = spec((8, 1), "int32"), spec((), "int32"), spec((8, 2 * row_words), "uint32")
+    stacked = [bool(layers)] * 2
+    packer = jax.jit(lambda *a: pack(*a, stacked=stacked), donate_argnums=3)
+    unpacker = jax.jit(lambda *a: unpack(*a, stacked=stacked), donate_argnums=1)
+    assert_in_place(packer.lower((leaf, leaf), ids, count, staging).compile(), staging.size * 4)
+    assert_in_place(unpacker.lower(staging, (leaf, leaf), ids, count).compile(), 2 * leaf.size * element_bytes)
+    if not layers:
+        copier = jax.jit(block_copy, donate_argnums=2).lower(
+            (leaf,), spec((8,), "int32"), (leaf,), spec((8,), "int32"), count
+        )
+        assert_in_place(copier.compile(), leaf.size * element_bytes)
+
+
 def test_rows_of_odd_bytes_take_no_more_than_a_few_chunks_of_memory():
     leaves, ids = (spec((100_000, 3), "bfloat16"),), spec((8, 2), "int32")
     staging, count = spec((8 * 4, 4), "uint32"), spec((), "int32")
