@@ -91,6 +91,7 @@ class Backlog:
             takers = [level for level in wanting if self._has_room(level, item.name.num_bytes)]
             for level in wanting:
                 level.counts.dropped += level not in takers
+                level.num_undone += level not in takers
             copied = self._copied(item, len(takers)) if takers else None
             for level in takers:
                 self._queue(level, item, copied)
@@ -208,6 +209,7 @@ class Backlog:
     def drop(self, level: Level) -> None:
         """Forgets what waits to be written to a level that is down; what is in the pool is tried when it leaves."""
         level.counts.dropped += len(level.frames)
+        level.num_undone += len(level.frames) + len(level.refs) + len(level.checks)
         level.refs.clear()
         level.checks.clear()
         while level.frames:

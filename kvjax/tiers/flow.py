@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvjax._checks import shown
+from kvjax.chunking import Chunking
 from kvjax.coverage import Asked, Hit, asked, chunks_lacking, hit_of
 from kvjax.decision import Decision, Option, Restore, decide
 from kvjax.handles import Lookup
@@ -311,6 +312,22 @@ class TierFlow:
         # Tiers are read side by side; a load that nobody measured yet is quick beside a tier.
         restore_s = None if len(known) < len(parts) else max(known, default=0.0) + (load or 0.0)
         return Option(source, hit.hit_tokens, num_bytes, int(below.sum()), restore_s, recompute)
+
+
+def check_budgets(tiers: Sequence[Tier], chunking: Chunking) -> None:
+    """Checks that every tier that is written to may hold an entry of each group.
+
+    Raises:
+        ValueError: its budget is below the largest entry.
+    """
+    largest = max(chunking.layout.cached, key=lambda g: chunking.chunk_bytes[g] or 0)
+    least = frame.entry_bytes(chunking.chunk_bytes[largest] or 0)
+    for tier in tiers:
+        if tier.write != "never" and tier.max_bytes is not None and tier.max_bytes < least:
+            raise ValueError(
+                f"`max_bytes` of the tier {tier.name!r} must hold at least one chunk of the largest group, "
+                f"{chunking.layout.groups[largest].name!r}, with its header: {least} bytes, got {tier.max_bytes}"
+            )
 
 
 def opened(tiers: Sequence[Tier | str], show_progress: bool | None = None) -> list[Tier]:

@@ -67,7 +67,7 @@ def test_a_workload_for_people_is_one_line(tmp_path):
     [
         (("random", "--out", "t"), "argument KIND: invalid choice: 'random'"),
         (("scan",), "the following arguments are required: --out"),
-        (("scan", "--out", "missing/t"), "`path` must name a file that can be written, got 'missing/t'"),
+        (("scan", "--out", "missing/t"), "argument --out: 'missing/t' cannot be written: No such file or directory"),
         (("scan", "--out", "t", "--requests", 0), "`--requests` must be a positive int, got 0"),
         (("scan", "--out", "t", "--scan-share", 2), "`--scan-share` must be a number from 0 to 1, got 2.0"),
         (("scan", "--out", "t", "--zipf", "nan"), "argument --zipf: must be a number, got 'nan'"),
