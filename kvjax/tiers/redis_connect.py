@@ -9,6 +9,7 @@ from typing import Any
 
 import redis
 from redis._parsers import _RESP2Parser
+from redis.exceptions import NoPermissionError
 
 from kvjax.tiers.bounded_socket import BoundedSocket
 from kvjax.tiers.redis_url import RedisAddress
@@ -21,7 +22,7 @@ _NO_DATABASE = "DB index is out of range"
 _FULL = "max number of clients"
 _REASONS: tuple[tuple[type[BaseException], str], ...] = (
     (redis.AuthenticationError, "refuses the user or the password"),
-    (redis.exceptions.NoPermissionError, "does not let the user do so"),
+    (NoPermissionError, "does not let the user do so"),
     (socket.gaierror, "cannot be reached: its host name is not known"),
     (ConnectionRefusedError, "cannot be reached: the connection is refused"),
     (ssl.SSLCertVerificationError, "cannot be reached: its certificate is not trusted"),

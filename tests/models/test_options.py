@@ -259,7 +259,10 @@ class TestContradictions:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"layer_types": ["full_attention"] * 3}, "`layer_types` must have an entry for each of 4 layers, got .*3"),
+            (
+                {"layer_types": ["full_attention"] * 3},
+                "`layer_types` must have an entry for each of 4 layers, got 3 entries$",
+            ),
             ({"layer_types": ["sliding_attention"] * 4}, "`sliding_window` must be set, as `layer_types` names"),
             (
                 {"layer_types": ["odd"] * 4},
