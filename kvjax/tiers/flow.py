@@ -315,19 +315,21 @@ class TierFlow:
 
 
 def check_budgets(tiers: Sequence[Tier], chunking: Chunking) -> None:
-    """Checks that every tier that is written to may hold an entry of each group.
+    """Checks that every tier that is written to may hold an entry of each group, also on its way.
 
     Raises:
-        ValueError: its budget is below the largest entry.
+        ValueError: a budget is below the largest entry.
     """
     largest = max(chunking.layout.cached, key=lambda g: chunking.chunk_bytes[g] or 0)
     least = frame.entry_bytes(chunking.chunk_bytes[largest] or 0)
     for tier in tiers:
-        if tier.write != "never" and tier.max_bytes is not None and tier.max_bytes < least:
-            raise ValueError(
-                f"`max_bytes` of the tier {tier.name!r} must hold at least one chunk of the largest group, "
-                f"{chunking.layout.groups[largest].name!r}, with its header: {least} bytes, got {tier.max_bytes}"
-            )
+        budgets = {"max_bytes": tier.max_bytes, "max_pending_bytes": tier.max_pending_bytes}
+        for name, budget in budgets.items():
+            if tier.write != "never" and budget is not None and budget < least:
+                raise ValueError(
+                    f"`{name}` of the tier {tier.name!r} must hold at least one chunk of the largest group, "
+                    f"{chunking.layout.groups[largest].name!r}, with its header: {least} bytes, got {budget}"
+                )
 
 
 def opened(tiers: Sequence[Tier | str], show_progress: bool | None = None) -> list[Tier]:

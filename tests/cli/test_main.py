@@ -76,7 +76,7 @@ def test_an_interrupt_ends_in_one_line(monkeypatch):
     assert (ran.code, ran.out, ran.err) == (130, "", "kvjax: interrupted\n")
 
 
-# An interrupt when a module is about to be imported.
+# An interrupt when a module is about to be imported, which loses the exception, as modules in C do.
 INTERRUPTED = """
 import runpy, signal, sys
 {before}
@@ -84,7 +84,10 @@ import runpy, signal, sys
 class Finder:
     def find_spec(self, name, path=None, target=None):
         if name == {module!r}:
-            signal.raise_signal(signal.SIGINT)
+            try:
+                signal.raise_signal(signal.SIGINT)
+            except KeyboardInterrupt:
+                raise ImportError(name) from None
 
 sys.meta_path.insert(0, Finder())
 sys.argv = ["kvjax", "--version"]
@@ -111,6 +114,26 @@ def test_an_interrupt_of_what_is_loaded_at_the_start_is_one_line(start, module):
 def test_interrupts_that_are_ignored_are_ignored_from_the_start():
     code, out, err = interrupted("-m", "numpy", "signal.signal(signal.SIGINT, signal.SIG_IGN)")
     assert (code, out[:6], err) == (0, "kvjax ", "")
+
+
+def test_an_interrupt_of_a_command_that_runs_lets_it_clear_up(tmp_path):
+    code = """
+import signal, sys
+from kvjax.__main__ import entry
+from kvjax.cli import workload
+workload.workload_calls = lambda _: iter(lambda: signal.raise_signal(signal.SIGINT), 0)
+sys.argv = ["kvjax", "workload", "scan", "--out", "trace"]
+entry()
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout, done.stderr) == (130, b"", b"kvjax: interrupted\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_program_begins_with_nothing_that_takes_long():

@@ -390,6 +390,7 @@ def test_a_folder_that_another_removes_while_an_entry_is_written_costs_nothing(t
     monkeypatch.setattr(file_store, "open_folder", opened)
     delete(tier, [other.name])
     tier.sweep()
+    assert [path.name for path in tmp_path.rglob("*")] == ["kvjax-1"]
     assert put(tier, [one]) == [True]
     assert len(times) > 1 or when == "after"
     assert get(tier, one.name) == one.frame

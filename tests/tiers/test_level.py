@@ -98,24 +98,25 @@ def test_a_tier_that_fails_now_and_then_is_not_said_to_be_down(level, caplog):
 # --- budgets --------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("option", ["max_bytes", "max_pending_bytes"])
 @pytest.mark.parametrize(
     "url",
     [
-        "file://{folder}/tier?max_bytes={budget}",
-        "redis://localhost:1?max_bytes={budget}",
-        "s3://bucket/a/?endpoint=http://127.0.0.1:1&max_bytes={budget}",
+        "file://{folder}/tier?{option}={budget}",
+        "redis://localhost:1?{option}={budget}",
+        "s3://bucket/a/?endpoint=http://127.0.0.1:1&{option}={budget}",
     ],
     ids=["file", "redis", "s3"],
 )
-def test_a_budget_below_an_entry_is_refused(url, tmp_path, monkeypatch):
+def test_a_budget_below_an_entry_is_refused(url, option, tmp_path, monkeypatch):
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.setenv(name, "x")
-    said = rf"^`max_bytes` of the tier '{url[:4]}[^']*' must hold at least one chunk of the largest group, 'large', "
+    said = rf"^`{option}` of the tier '{url[:4]}[^']*' must hold at least one chunk of the largest group, 'large', "
     for budget in (5, LEAST - 1):
         with pytest.raises(ValueError, match=rf"{said}with its header: {LEAST} bytes, got {budget}$"):
-            engine_with(url.format(folder=tmp_path, budget=budget))
-    engine_with(url.format(folder=tmp_path, budget=LEAST)).offloader.close(flush=False)
-    engine_with(url.format(folder=tmp_path, budget=5) + "&write=never").offloader.close(flush=False)
+            engine_with(url.format(folder=tmp_path, option=option, budget=budget))
+    engine_with(url.format(folder=tmp_path, option=option, budget=LEAST)).offloader.close(flush=False)
+    engine_with(url.format(folder=tmp_path, option=option, budget=5) + "&write=never").offloader.close(flush=False)
 
 
 def test_tiers_that_were_opened_for_nothing_are_closed(tmp_path, monkeypatch):
