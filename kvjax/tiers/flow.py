@@ -225,14 +225,15 @@ class TierFlow:
         return found.hit(low)
 
     def flush(self, until: float | None) -> bool:
-        """Writes all that the tiers lack of the pool, and tells whether nothing was left undone.
+        """Writes all that the tiers lack of the pool, and tells whether they have all of it, and no other chunk that
+        was on its way down failed meanwhile.
 
         Args:
             until: by the monotonic clock; `None` for as long as it takes.
         """
         with self._lock:
-            self._backlog.want_all()
-            return self._writer.flush(until, self.tick)
+            wanted = self._backlog.want_all()
+            return self._writer.flush(until, self.tick) and not self._backlog.lacks(*wanted)
 
     def close(self, timeout_s: float) -> None:
         """Ends all threads, and the tiers; threads that hang longer than that are left behind."""

@@ -114,7 +114,7 @@ class Level:
         self.num_writing = 0  # 1 while the writer does something
         self.in_hand: list[Outgoing] = []  # what it is writing
         self.clearing = Clearing(timeout_s=tier.timeout_s, clears=self.writes)
-        self.num_undone = 0  # chunks that were to be written, or looked for by a flush, and were not
+        self.num_undone = 0  # chunks that left the pool and could not be written
         self._faults = LogLimit(_MOST_LOGGED, clock)
         self._changes = LogLimit(_MOST_LOGGED, clock)
 

@@ -54,7 +54,7 @@ class Writer:
             step: called now and then.
 
         Returns:
-            Whether nothing was left undone: no chunk that waited found the tier full or failed to be written.
+            Whether nothing was left undone for good: no chunk that has left the pool failed to be written.
         """
         good = True
         undone = [level.num_undone for level in self._levels]
@@ -99,7 +99,7 @@ class Writer:
             except BaseException as error:  # noqa: BLE001  # whatever a tier raises must not end the thread
                 with self._changed:
                     level.failed("writing", error)
-                    level.num_undone += max(1, len(level.in_hand))
+                    self._backlog.not_written(level, level.in_hand)
             with self._changed:
                 for item in level.in_hand:
                     self._backlog.release(level, item)
@@ -136,7 +136,13 @@ class Writer:
             return
         deadline = time.monotonic() + level.tier.timeout_s
         ask = level.tier.touch if in_use else level.tier.exists
-        there = result_of(ask([item.name for item in items], deadline=deadline), deadline)
+        try:
+            there = result_of(ask([item.name for item in items], deadline=deadline), deadline)
+        except BaseException:
+            if not in_use:  # nobody knows: a flush looks for them once more, as for what the tier lacks
+                with self._changed:
+                    self._backlog.lost(level, items, wanted=True)
+            raise
         lost = [item for item, is_there in zip(items, there, strict=True) if not is_there]
         with self._changed:
             level.health.answered()
@@ -161,7 +167,7 @@ class Writer:
                     if isinstance(error, (TierTimeoutError, TierUnavailableError)) or not isinstance(error, TierError):
                         level.clearing.may_turn_up([item.name])
                     level.failed("writing", error)
-                    level.num_undone += 1
+                    self._backlog.not_written(level, [item])
                     if not future.done():
                         keep(item)
         self._note(level, good[True], new=True)

@@ -1,6 +1,7 @@
 """What an offloader says of a tier: in the log, of its budget, and after a flush."""
 
 import logging
+import threading
 
 import numpy as np
 import pytest
@@ -28,8 +29,8 @@ LEAST = 4 * 8 * 4 + HEADER_BYTES  # bytes of an entry of the group "large"
 LONG_S = 60.0
 
 
-def engine_with(*tiers) -> ServingEngine:
-    return ServingEngine(LAYOUT, 64, host_bytes=2**16, transfer="direct", checkpoint_tokens=None, tiers=tiers)
+def engine_with(*tiers, host_bytes=2**16) -> ServingEngine:
+    return ServingEngine(LAYOUT, 64, host_bytes=host_bytes, transfer="direct", checkpoint_tokens=None, tiers=tiers)
 
 
 @pytest.fixture
@@ -192,3 +193,33 @@ def test_a_flush_tells_that_it_could_not_look():
     faulty.choose = FaultsOf({"exists": Fault.IO_ERROR})
     assert not engine.offloader.flush(timeout_s=LONG_S)
     engine.offloader.close(flush=False)
+
+
+def test_a_flush_tells_of_what_left_the_pool_and_could_not_be_written():
+    faulty, flushing = FaultyTier(MemoryTier(write="back", timeout_s=LONG_S)), threading.Event()
+    faulty.choose = lambda operation, _name: flushing.wait(LONG_S) and None if operation == "exists" else None
+    engine = engine_with(faulty, host_bytes=1024)
+    for n in range(3):
+        serve(engine, f"{n}", PROMPT + 1000 * n)
+    flow = engine.offloader._flow
+    level, tick = flow.levels[0], flow.tick
+    gone = {item.name for item in (*level.in_hand, *level.frames)}
+    assert gone
+    assert not faulty.inner.entries
+
+    def choose(operation, name):
+        return Fault.IO_ERROR if operation == "put" and name in gone else None
+
+    def ticked():
+        faulty.choose = choose
+        flushing.set()
+        tick()
+
+    flow.tick = ticked
+    assert not engine.offloader.flush(timeout_s=LONG_S)
+    assert faulty.inner.entries.keys().isdisjoint(name.text for name in gone)
+    faulty.choose = no_faults
+    level.health._until = 0.0  # as if the pause were over
+    engine.offloader.flush(timeout_s=LONG_S)
+    assert engine.offloader.flush(timeout_s=LONG_S), "what is in the pool is all there"
+    engine.offloader.close()
