@@ -36,7 +36,7 @@ from kvjax.positions import Restorable
 from kvjax.promotions import Promotion
 from kvjax.stats import Stats, stats_of
 from kvjax.tiers.fetch import Fetch
-from kvjax.tiers.flow import TierFlow, opened
+from kvjax.tiers.flow import TierFlow, check_budgets, opened
 from kvjax.tiers.tier import Tier
 
 _LOG = logging.getLogger(__name__)
@@ -133,6 +133,7 @@ class Offloader:
         check_available(integer(host_bytes, "host_bytes", at_least=1))
         levels = opened(tiers, show_progress)
         try:
+            check_budgets(levels, self.chunking)
             self.ledger = Ledger(
                 self.chunking,
                 units,

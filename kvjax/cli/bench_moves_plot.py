@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from kvjax.cli.hit_plot import save
 from kvjax.cli.render import human_bytes
 
 _DIRECTIONS = ("store", "load")
@@ -43,10 +44,7 @@ def draw(document: Mapping[str, Any], path: str) -> None:
     panels[0].set_ylabel("GB/s over memcpy's GB/s")
     panels[1].legend(fontsize=8, frameon=False, loc="center left", bbox_to_anchor=(1.0, 0.5))
     figure.suptitle(_headline(document), fontsize=11, parse_math=False)
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise ValueError(f"argument --plot: cannot write {path!r}: {error.strerror or error}") from error
+    save(figure, path)
 
 
 def series(

@@ -18,7 +18,7 @@ from kvjax.cli.options import add_json, blocks_per_chunk, size
 
 _LIBRARIES = ("jax", "jaxlib", "numpy")
 _RUNTIMES = ("libtpu", "jax-cuda12-plugin", "jax-cuda13-plugin")
-_EXTRAS = ("flax", "matplotlib", *_RUNTIMES)
+_EXTRAS = ("tensorstore", "redis", "prometheus_client", "matplotlib", "flax", *_RUNTIMES)
 _OWN_OPTIONS = {"command", "run", "json", "no_test", "geometry", "host_bytes"}
 _DESCRIPTION = """\
 Says what JAX runs on, which transports the default device can take and why not, which of them `transfer="auto"`

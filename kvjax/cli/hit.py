@@ -108,6 +108,8 @@ def read_present(path: str) -> dict[str, list[int]]:
     Raises:
         ValueError: the file cannot be read, or is no object of lists of ints.
     """
+    if not path:
+        raise ValueError("--present must be the path of a file, got ''")
     document = read_json(path)
     if not isinstance(document, Mapping):
         raise ValueError(f"{path!r} must hold an object {{group name: [chunk_idx …]}}, got {type_name(document)}")

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from kvjax._arguments import device_prefix, present_chunks
+from kvjax._files import replacing
 from kvjax._intervals import EMPTY, runs_of
 from kvjax.chunking import Chunking
 from kvjax.coverage import chunk_tokens_of, needed
@@ -54,6 +55,19 @@ def check_target(path: str) -> None:
         raise ValueError('--plot needs matplotlib, which is not installed: pip install "kvjax[plot]"')
 
 
+def save(figure: Any, path: str) -> None:
+    """Writes a figure to a file, as a whole or not at all.
+
+    Raises:
+        ValueError: it cannot be written.
+    """
+    try:
+        with replacing(path) as file:
+            figure.savefig(file, format=Path(path).suffix[1:].lower(), dpi=110)
+    except ValueError as error:
+        raise ValueError(f"argument --plot: {error}") from error
+
+
 def draw(
     explanation: Explanation,
     chunking: Chunking,
@@ -88,10 +102,7 @@ def draw(
     figure.legend(handles=handles, loc="outside lower center", ncols=min(5, len(handles)), fontsize=8, frameon=False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks
-        try:
-            figure.savefig(path, dpi=110)
-        except OSError as error:
-            raise ValueError(f"argument --plot: cannot write {path!r}: {error.strerror or error}") from error
+        save(figure, path)
 
 
 # --- what is drawn ------------------------------------------------------------------------------------

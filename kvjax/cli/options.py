@@ -8,8 +8,10 @@ from kvjax import _checks
 from kvjax.chunking import Chunking, resolve_chunking
 from kvjax.groups import CacheLayout
 
-_INT = re.compile(r"-?[0-9]{1,30}")
-_REAL = re.compile(r"-?[0-9]{1,30}(\.[0-9]{1,30})?")
+_INT = re.compile(r"-?[0-9]+")
+_REAL = re.compile(r"-?[0-9]+(\.[0-9]+)?")
+_SIZE = re.compile(r"([0-9]+)(B|KiB|MiB|GiB|TiB)?")
+_MOST_DIGITS = 30
 
 
 def size(text: str) -> int:
@@ -21,6 +23,9 @@ def size(text: str) -> int:
     >>> size("64KiB")
     65536
     """
+    match = _SIZE.fullmatch(text)
+    if match:
+        _few_digits(match[1], "a size")
     try:
         return _checks.size(text)
     except ValueError as error:
@@ -35,6 +40,7 @@ def integer(text: str) -> int:
     """
     if not _INT.fullmatch(text):
         raise argparse.ArgumentTypeError(f"must be an int, got {reprlib.repr(text)}")
+    _few_digits(text, "an int")
     return int(text)
 
 
@@ -49,6 +55,7 @@ def real(text: str) -> float:
     """
     if not _REAL.fullmatch(text):
         raise argparse.ArgumentTypeError(f"must be a number, got {reprlib.repr(text)}")
+    _few_digits(text, "a number")
     return float(text)
 
 
@@ -75,7 +82,7 @@ def one_or_by_group(text: str, forms: str) -> int | dict[str, int]:
         argparse.ArgumentTypeError: it is neither, or names a group twice.
     """
     if _INT.fullmatch(text):
-        return int(text)
+        return integer(text)
     given: dict[str, int] = {}
     for part in text.split(","):
         name, equals, number = part.rpartition("=")
@@ -83,8 +90,14 @@ def one_or_by_group(text: str, forms: str) -> int | dict[str, int]:
             raise argparse.ArgumentTypeError(f"must be {forms}, got {reprlib.repr(text)}")
         if name in given:
             raise argparse.ArgumentTypeError(f"must name each group once, got {name!r} twice")
-        given[name] = int(number)
+        given[name] = integer(number)
     return given
+
+
+def _few_digits(text: str, what: str) -> None:
+    digits = sum(map(str.isdigit, text))
+    if digits > _MOST_DIGITS:
+        raise argparse.ArgumentTypeError(f"must be {what} of at most {_MOST_DIGITS} digits, got {digits} of them")
 
 
 def add_chunking(parser: argparse.ArgumentParser, *, geometry_optional: bool = False) -> None:

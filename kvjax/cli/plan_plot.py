@@ -3,6 +3,7 @@
 import warnings
 
 from kvjax.accounting import HostCost
+from kvjax.cli.hit_plot import save
 from kvjax.cli.plan_costs import Costs, words
 
 _POINTS = 400
@@ -47,10 +48,7 @@ def draw(costs: Costs, path: str) -> None:
         text.set_parse_math(False)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks
-        try:
-            figure.savefig(path, dpi=110)
-        except OSError as error:
-            raise ValueError(f"argument --plot: cannot write {path!r}: {error.strerror or error}") from error
+        save(figure, path)
 
 
 def _label(name: str, cost: HostCost) -> str:

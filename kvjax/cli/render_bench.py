@@ -1,16 +1,15 @@
 """What `kvjax bench` prints for people."""
 
-import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kvjax.cli.render import human_bytes
 from kvjax.cli.render_bench_pool import pool_table
 from kvjax.cli.render_bench_tiers import print_tiers
+from kvjax.cli.tables import new_console
 
 _WIDE = 120  # columns where standard output is no terminal, so that nothing is folded
 
@@ -21,7 +20,7 @@ def print_bench(document: dict[str, Any]) -> None:
         print_tiers(document)
         return
     title, table = {"hit": _hit, "moves": _moves, "miss": _miss, "pool": pool_table}[document["bench"]](document)
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    console = new_console(wide=_WIDE)
     console.print(Text(title))
     console.print()
     console.print(table)

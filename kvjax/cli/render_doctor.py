@@ -4,20 +4,19 @@ import sys
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from kvjax.cli.render import both_bytes, human_bytes
+from kvjax.cli.tables import new_console
 
-_WIDE = 200  # columns where standard output is no terminal, so that nothing is folded
 _NAMES = 18  # columns of the names on the left
 _UNKNOWN = "unknown"
 
 
 def print_doctor(document: Mapping[str, Any]) -> None:
     """Prints what was found, as `kvjax.cli.doctor` gathers it."""
-    console = Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+    console = new_console()
     for name, value in _machine(document):
         console.print(_text(f"{name:<{_NAMES}}{value}"))
     console.print()

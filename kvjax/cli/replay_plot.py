@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from kvjax.cli.hit_plot import save
 from kvjax.cli.render import human_bytes
 
 
@@ -42,7 +43,4 @@ def draw(runs: Sequence[dict[str, Any]], path: str) -> None:
     rates.yaxis.set_major_formatter(PercentFormatter(1.0))
     rates.set_ylabel("hit tokens of tokens looked up")
     moved.set_ylabel("GiB moved")
-    try:
-        figure.savefig(path, dpi=110)
-    except OSError as error:
-        raise ValueError(f"argument --plot: cannot write {path!r}: {error.strerror or error}") from error
+    save(figure, path)

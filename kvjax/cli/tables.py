@@ -1,7 +1,9 @@
 """The plain tables and texts that commands print for people."""
 
+import re
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -10,9 +12,23 @@ from rich.text import Text
 _WIDE = 200  # columns where standard output is no terminal, so that nothing is folded
 
 
-def new_console() -> Console:
-    """Returns a console on standard output."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else _WIDE)
+# Blanks at the end of a line, and what tells a terminal about their looks.
+_BLANKS = re.compile(r" +((?:\x1b\[[0-9;]*m| )*)$", re.MULTILINE)
+
+
+class _Console(Console):
+    """Prints no blanks at the end of a line; the cells of tables have them."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """See `rich.console.Console.print`."""
+        with self.capture() as captured:
+            super().print(*objects, **options)
+        self.file.write(_BLANKS.sub(lambda blanks: blanks[1].replace(" ", ""), captured.get()))
+
+
+def new_console(*, wide: int = _WIDE) -> Console:
+    """Returns a console on standard output, `wide` columns wide where that is no terminal."""
+    return _Console(highlight=False, width=None if sys.stdout.isatty() else wide)
 
 
 def literal(text: str) -> Text:

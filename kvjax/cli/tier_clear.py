@@ -9,8 +9,8 @@ from kvjax.cli.tier_open import add_namespace, add_url, opened
 from kvjax.cli.tier_verify import deleted
 
 _DESCRIPTION = """\
-Deletes all entries of kvjax, or those of one namespace, and what killed writers left behind. Nothing else in the store
-is touched. It asks first; where nobody can answer, --yes is needed."""
+Deletes all entries of kvjax, or those of one namespace, and what killed writers left behind; without --namespace
+empty folders, too. Nothing else in the store is touched. It asks first; where nobody can answer, --yes is needed."""
 
 
 def add_parser(actions: Any) -> argparse.ArgumentParser:

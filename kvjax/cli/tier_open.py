@@ -69,7 +69,7 @@ def opened(url: str) -> Iterator["Tier"]:
         yield tier
     except TierError as error:
         reason = str(error).removeprefix(tier.name).lstrip(": ")
-        if reason.startswith("cannot be reached"):
+        if reason.startswith(("cannot be reached", "refuses", "does not")):
             raise ValueError(f"{tier.name} {reason}") from error
         failed = "cannot be reached" if isinstance(error, TierUnavailableError) else "failed"
         raise ValueError(f"{tier.name} {failed}: {reason}") from error

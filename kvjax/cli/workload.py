@@ -2,13 +2,13 @@
 
 import argparse
 import json
-import os
 from dataclasses import fields
 from typing import Any
 
+from kvjax._files import replacing
 from kvjax.cli.options import add_json, integer, real
 from kvjax.observe.calls import LookupCall
-from kvjax.observe.trace import TraceWriter
+from kvjax.observe.trace import first_line, line_of
 from kvjax.observe.workloads import KINDS, Workload, workload_calls
 
 _HELP = {
@@ -33,7 +33,9 @@ def add_parser(commands: Any) -> None:
     """Adds the command and its options."""
     parser = commands.add_parser("workload", help="write a synthetic trace", description=__doc__, allow_abbrev=False)
     parser.add_argument("kind", choices=KINDS, metavar="KIND", help=f"one of {', '.join(KINDS)}")
-    parser.add_argument("--out", required=True, metavar="FILE", help="the trace to write; one that exists is replaced")
+    parser.add_argument(
+        "--out", required=True, metavar="FILE", help="the trace to write; one that exists is replaced at the end"
+    )
     for field in fields(Workload):
         if field.name in _HELP:
             parser.add_argument(
@@ -61,24 +63,23 @@ def run(args: argparse.Namespace) -> int:
         workload = Workload(args.kind, **{name: given[name] for name in _HELP})
     except ValueError as error:
         raise ValueError(_with_options(str(error))) from error
-    calls = tokens = 0
-    with (
-        TraceWriter(args.out, tokens_per_hash=workload.tokens_per_hash) as writer,
-        progress_bar("writing", workload.requests) as advance,
-    ):
-        for call in workload_calls(workload):
-            writer.write(call)
-            calls += 1
-            if isinstance(call, LookupCall):
-                tokens += call.num_tokens
-                advance(1)
-    if writer.failed:
-        raise ValueError(f"argument --out: {writer.failed}")
+    calls = tokens = num_bytes = 0
+    try:
+        with replacing(args.out) as file, progress_bar("writing", workload.requests) as advance:
+            num_bytes += file.write(first_line(workload.tokens_per_hash))
+            for call in workload_calls(workload):
+                num_bytes += file.write(line_of(call))
+                calls += 1
+                if isinstance(call, LookupCall):
+                    tokens += call.num_tokens
+                    advance(1)
+    except ValueError as error:
+        raise ValueError(f"argument --out: {error}") from error
     document = {
         "requests": workload.requests,
         "calls": calls,
         "lookup_tokens": tokens,
-        "bytes": os.path.getsize(args.out),
+        "bytes": num_bytes,
     }
     if args.json:
         print(json.dumps(document))

@@ -63,6 +63,7 @@ WORDS: dict[str, Mixer] = {
     "none": NOTHING,
 }
 
+_SOME_WORDS = "full_attention, sliding_attention, chunked_attention, linear_attention, mamba or conv"
 _MOST_LAYERS = 100_000  # more is a slip, and would take for ever
 
 # The letters of text patterns.
@@ -110,8 +111,10 @@ def mixers(fields: Fields, model_type: str) -> tuple[list[Mixer], list[Mixer], b
     if found is None:
         found, told = _uniform(fields, num_layers), False
     if len(found.mixers) not in (num_layers, num_layers + num_mtp):
-        fields.refuse(
-            found.field, f"must have an entry for each of {num_layers} layers", f"{len(found.mixers)} entries"
+        count = len(found.mixers)
+        raise ValueError(
+            f"`{fields.name_of(found.field)}` must have an entry for each of {num_layers} layers, "
+            f"got {count} {'entry' if count == 1 else 'entries'}"
         )
     layers, tail = found.mixers[:num_layers], found.mixers[num_layers:]
     if fields.get("sliding_window") is None and any(one.attention == "sliding" for one in layers):
@@ -135,7 +138,7 @@ def _num_layers(fields: Fields, found: _Found | None) -> int:
 
 def _mixer(fields: Fields, field: str, word: Any) -> Mixer:
     if not isinstance(word, str) or word not in WORDS:
-        fields.refuse(field, f"must name layer types that kvjax understands ({', '.join(WORDS)})", word)
+        fields.refuse(field, f"must name layer types that kvjax understands, such as {_SOME_WORDS}", word)
     found = WORDS[word]
     rates = fields.table("compress_rates") if found.tokens_per_state is not None else None
     return replace(found, tokens_per_state=rates.integer(word)) if rates is not None and rates.has(word) else found

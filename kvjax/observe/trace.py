@@ -77,7 +77,7 @@ class TraceWriter:
             raise ValueError(
                 f"`{name}` must name a file that can be written, got {shown(self._path)}: {error}"
             ) from None
-        self._write_line(header_line(unit, f"kvjax {kvjax.__version__}", *_cache(chunking)))
+        self._write_line(first_line(unit, chunking))
 
     @property
     def failed(self) -> str:
@@ -86,7 +86,7 @@ class TraceWriter:
 
     def write(self, call: Call) -> None:
         """Records a call; nothing after a fault or `close`."""
-        self._write_line(call_line(call))
+        self._write_line(line_of(call))
 
     def lookup(
         self,
@@ -152,8 +152,7 @@ class TraceWriter:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _write_line(self, document: Mapping[str, Any]) -> None:
-        line = json.dumps(document, separators=(",", ":")).encode() + b"\n"
+    def _write_line(self, line: bytes) -> None:
         with self._lock:
             if not self._file.closed:
                 self._guarded(lambda: self._file.write(line))
@@ -173,6 +172,16 @@ class TraceWriter:
             self._file.raw.close()
         except OSError:
             _log.debug("the file of a failed record could not be closed", exc_info=True)
+
+
+def first_line(tokens_per_hash: int, chunking: Chunking | None = None) -> bytes:
+    """Returns the header of a trace; the arguments are those of `TraceWriter`."""
+    return _line(header_line(tokens_per_hash, f"kvjax {kvjax.__version__}", *_cache(chunking)))
+
+
+def line_of(call: Call) -> bytes:
+    """Returns the line of a call."""
+    return _line(call_line(call))
 
 
 def read_trace(path: str | PathLike[str]) -> Trace:
@@ -233,6 +242,10 @@ def _document(line: bytes) -> Any:
         raise ValueError("is not UTF-8 text") from None
     except ValueError as error:
         raise ValueError(f"is not JSON: {error}") from None
+
+
+def _line(document: Mapping[str, Any]) -> bytes:
+    return json.dumps(document, separators=(",", ":")).encode() + b"\n"
 
 
 def _cache(chunking: Chunking | None) -> tuple[dict[str, Any] | None, dict[str, int] | None]:

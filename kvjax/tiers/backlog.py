@@ -91,13 +91,14 @@ class Backlog:
             takers = [level for level in wanting if self._has_room(level, item.name.num_bytes)]
             for level in wanting:
                 level.counts.dropped += level not in takers
+                level.num_undone += level not in takers
             copied = self._copied(item, len(takers)) if takers else None
             for level in takers:
                 self._queue(level, item, copied)
 
-    def want_all(self) -> None:
+    def want_all(self) -> tuple[np.ndarray, np.ndarray]:
         """All that is in the pool is to be written to every tier that is written to and lacks it. What a tier had may
-        be gone: it is looked for."""
+        be gone: it is looked for. Returns the slots and epochs of what that is, `(n,)` each."""
         slots = self._pool.resident_slots()
         for level in self._levels:
             if level.writes:
@@ -105,6 +106,17 @@ class Backlog:
                 self._want(slots[~has], [level])
                 level.checks.extend(self._pairs(slots[has]))
         self.changed.notify_all()
+        return slots, self._pool.epochs(slots)
+
+    def lacks(self, slots: np.ndarray, epochs: np.ndarray) -> bool:
+        """Whether a tier that is written to lacks any of these chunks that is still in the pool, as far as is known."""
+        held = slots[self._pool.still_held(slots, epochs)]
+        return any(
+            not level.clearing.is_hidden(item.name.namespace)
+            for level in self._levels
+            if level.writes
+            for item in self._outgoing(held[(self._where[held] & level.bit) == 0])
+        )
 
     def read_ahead(self) -> None:
         """Where threads may not touch the pool, copies some of the chunks that are to be written."""
@@ -197,6 +209,10 @@ class Backlog:
         if wanted:
             self._want(slots, [level])
 
+    def not_written(self, level: Level, items: Sequence[Outgoing]) -> None:
+        """Notes that chunks could not be written; those that have left the pool never will."""
+        level.num_undone += len(items) - len(self._still_there(items))
+
     def release(self, level: Level, item: Outgoing) -> None:
         """A level has done with a chunk."""
         level.pending_bytes -= item.name.num_bytes
@@ -208,6 +224,7 @@ class Backlog:
     def drop(self, level: Level) -> None:
         """Forgets what waits to be written to a level that is down; what is in the pool is tried when it leaves."""
         level.counts.dropped += len(level.frames)
+        level.num_undone += len(level.frames)
         level.refs.clear()
         level.checks.clear()
         while level.frames:

@@ -11,6 +11,7 @@ ROOT = "kvjax-1"
 MOST_ENTRY_BYTES = 2**40
 
 _HASH = f"[0-9a-f]{{{2 * HASH_BYTES}}}"
+_FOLDER = re.compile(rf"{ROOT}/{_HASH}(/(0|[1-9][0-9]{{0,9}})-[1-9][0-9]{{0,12}}(/[0-9a-f]{{2}})?)?")
 _TEXT = re.compile(rf"{ROOT}/({_HASH})/(0|[1-9][0-9]{{0,9}})-([1-9][0-9]{{0,12}})/([0-9a-f]{{2}})/({_HASH})")
 
 
@@ -43,6 +44,11 @@ class EntryName:
 def folder_of(namespace: bytes | None) -> str:
     """Returns the beginning of the names of a namespace's entries, or, for `None`, of all."""
     return f"{ROOT}/" if namespace is None else f"{ROOT}/{namespace.hex()}/"
+
+
+def is_folder(text: str) -> bool:
+    """Whether `text` is the beginning of the names of entries, up to a `/`, below `ROOT`."""
+    return _FOLDER.fullmatch(text) is not None
 
 
 def parse_name(text: str) -> EntryName | None:

@@ -9,7 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from kvjax.tiers.entries import EntryName, folder_of, parse_name
+from kvjax.tiers.entries import EntryName, folder_of, is_folder, parse_name
 from kvjax.tiers.files import FOLDER, nobody_holds, open_folder, read_cached, unlink_same, usable_root
 from kvjax.tiers.handover import Handover
 from kvjax.tiers.store import STORE_ERRORS, Found, Store, absent, contents, open_store, os_failure, store_failure
@@ -21,6 +21,7 @@ REFRESH_S = 300.0  # of files that are read, the time of use is that old at most
 # A FIFO in an entry's place must not hang whoever opens it.
 _FILE = os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
 _PIECE_BYTES = 4 * 2**20
+_MORE_ATTEMPTS = 3
 _NOT_THERE = {errno.ENOENT, errno.ELOOP, errno.ENOTDIR, errno.ENXIO}
 
 
@@ -54,12 +55,13 @@ class FileStore(Store):
 
     def write(self, name: EntryName, frame: memoryview, future: Handover[bool]) -> bool:
         """See `Store.write`."""
-        self._make_way(name)
-        try:
-            stamp = future.touch(lambda: self._values.write(name.text, contents(frame), if_equal=self._absent)).result()
-        except STORE_ERRORS as error:
-            raise store_failure(self.name, error) from None
-        return bool(stamp.generation)
+        for _ in range(_MORE_ATTEMPTS):
+            try:
+                return self._write(name, frame, future)
+            except TierError as error:
+                if error.errno != errno.ENOENT:  # else another process has removed a folder that was empty
+                    raise
+        return self._write(name, frame, future)
 
     def read(self, name: EntryName, buffer: memoryview, future: Handover[int]) -> int:
         """See `Store.read`."""
@@ -135,6 +137,24 @@ class FileStore(Store):
                     os.close(file)
         except KeyError:
             return False
+
+    def remove_empty(self, folder: str) -> None:
+        """See `Store.remove_empty`. The folder below the root stays: TensorStore makes those in it anew for a writer
+        that is under way, and not for their owner only."""
+        with contextlib.suppress(OSError):
+            while is_folder(folder):
+                above, _, leaf = folder.rpartition("/")
+                with self._folder(above) as at:
+                    os.rmdir(leaf, dir_fd=at)
+                folder = above
+
+    def _write(self, name: EntryName, frame: memoryview, future: Handover[bool]) -> bool:
+        self._make_way(name)
+        try:
+            stamp = future.touch(lambda: self._values.write(name.text, contents(frame), if_equal=self._absent)).result()
+        except STORE_ERRORS as error:
+            raise store_failure(self.name, error) from None
+        return bool(stamp.generation)
 
     def _open_at_once(self, text: str) -> int | None:
         """Opens an entry that no link leads to. `None` if that cannot be told: then `_open` must."""

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from kvjax._checks import shown
+from kvjax.chunking import Chunking
 from kvjax.coverage import Asked, Hit, asked, chunks_lacking, hit_of
 from kvjax.decision import Decision, Option, Restore, decide
 from kvjax.handles import Lookup
@@ -224,14 +225,15 @@ class TierFlow:
         return found.hit(low)
 
     def flush(self, until: float | None) -> bool:
-        """Writes all that the tiers lack of the pool, and tells whether nothing was left undone.
+        """Writes all that the tiers lack of the pool, and tells whether they have all of it, and no other chunk that
+        was on its way down failed meanwhile.
 
         Args:
             until: by the monotonic clock; `None` for as long as it takes.
         """
         with self._lock:
-            self._backlog.want_all()
-            return self._writer.flush(until, self.tick)
+            wanted = self._backlog.want_all()
+            return self._writer.flush(until, self.tick) and not self._backlog.lacks(*wanted)
 
     def close(self, timeout_s: float) -> None:
         """Ends all threads, and the tiers; threads that hang longer than that are left behind."""
@@ -311,6 +313,24 @@ class TierFlow:
         # Tiers are read side by side; a load that nobody measured yet is quick beside a tier.
         restore_s = None if len(known) < len(parts) else max(known, default=0.0) + (load or 0.0)
         return Option(source, hit.hit_tokens, num_bytes, int(below.sum()), restore_s, recompute)
+
+
+def check_budgets(tiers: Sequence[Tier], chunking: Chunking) -> None:
+    """Checks that every tier that is written to may hold an entry of each group, also on its way.
+
+    Raises:
+        ValueError: a budget is below the largest entry.
+    """
+    largest = max(chunking.layout.cached, key=lambda g: chunking.chunk_bytes[g] or 0)
+    least = frame.entry_bytes(chunking.chunk_bytes[largest] or 0)
+    for tier in tiers:
+        budgets = {"max_bytes": tier.max_bytes, "max_pending_bytes": tier.max_pending_bytes}
+        for name, budget in budgets.items():
+            if tier.write != "never" and budget is not None and budget < least:
+                raise ValueError(
+                    f"`{name}` of the tier {tier.name!r} must hold at least one chunk of the largest group, "
+                    f"{chunking.layout.groups[largest].name!r}, with its header: {least} bytes, got {budget}"
+                )
 
 
 def opened(tiers: Sequence[Tier | str], show_progress: bool | None = None) -> list[Tier]:

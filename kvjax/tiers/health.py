@@ -14,10 +14,14 @@ class Health:
 
     Args:
         clock: monotonic, in seconds.
+        on_change: called with false when it goes down, and with true when it answers again.
     """
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic):
+    def __init__(
+        self, clock: Callable[[], float] = time.monotonic, on_change: Callable[[bool], object] = lambda _well: None
+    ):
         self._clock = clock
+        self._on_change = on_change
         self._failures = 0
         self._pause_s = _FIRST_PAUSE_S
         self._until = 0.0
@@ -35,8 +39,11 @@ class Health:
 
     def answered(self) -> None:
         """It did something, if only to say that it has not what was asked for."""
+        was_down = self._failures >= _MOST_FAILURES
         self._failures = 0
         self._pause_s = _FIRST_PAUSE_S
+        if was_down:
+            self._on_change(True)
 
     def failed(self) -> None:
         """It did not answer in time, or could not be reached."""
@@ -45,3 +52,5 @@ class Health:
             self.times_down += 1
             self._until = self._clock() + self._pause_s
             self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+        if self._failures == _MOST_FAILURES:
+            self._on_change(False)

@@ -72,8 +72,8 @@ class KVStoreTier(Tier):
     ):
         super().__init__(store.name, write=write, timeout_s=timeout_s, max_pending_bytes=max_pending_bytes)
         self._store = store
-        max_bytes = integer(max_bytes, "max_bytes", at_least=1)
-        self._keeper = Keeper(store, max_bytes, tidy=write != "never")
+        self.max_bytes = integer(max_bytes, "max_bytes", at_least=1)
+        self._keeper = Keeper(store, self.max_bytes, tidy=write != "never")
         self._deadlines = Deadlines(self.name)
         num_threads = integer(num_threads, "num_threads", at_least=1)
         self._writers = Workers(self.name, num_threads, self._deadlines)
@@ -138,7 +138,8 @@ class KVStoreTier(Tier):
         self._readers.close()
 
     def sweep(self) -> int:
-        """See `Tier.sweep`. What other writers still hold is not touched."""
+        """See `Tier.sweep`. What other writers still hold is not touched. Empty folders are
+        removed, but not counted."""
         return sum(self._readers.ask(self._sweep, folder, timeout_s=self.timeout_s) for folder in self._folders())
 
     def refresh(self, *, show_progress: bool | None = False) -> None:
@@ -191,7 +192,11 @@ class KVStoreTier(Tier):
         return self._store.look(folder)
 
     def _sweep(self, folder: str, _future: Handover) -> int:
-        return sum(map(self._store.remove_stray, self._store.look(folder).strays))
+        found = self._store.look(folder)
+        num_removed = sum(map(self._store.remove_stray, found.strays))
+        if not found.entries:
+            self._store.remove_empty(folder)
+        return num_removed
 
 
 def _next(folders: Iterator[str], _future: Handover) -> str | None:

@@ -1,7 +1,9 @@
 """One tier as an offloader sees it: what waits to be written, how it fares, what became of it."""
 
 import logging
+import time
 from collections import Counter, deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,12 +11,13 @@ import numpy as np
 from kvjax.tiers.clearing import Clearing
 from kvjax.tiers.entries import EntryName
 from kvjax.tiers.health import Health
+from kvjax.tiers.log_limit import LogLimit
 from kvjax.tiers.speed import Speed
 from kvjax.tiers.tier import Tier, TierError, TierFullError
 
 _log = logging.getLogger(__name__)
 
-# A fault of these kinds is worth a line in the log each time, at most so many times.
+# Lines in the log in a minute, at most, of what failed or was bad, and as many of a tier's going down and coming back.
 _MOST_LOGGED = 20
 # Chunks that are used in the host pool, of which a level is to be told; others are told of when they are used again.
 _MOST_USES = 2**16
@@ -92,13 +95,14 @@ class Level:
     Args:
         tier: the tier.
         index: its number, 0 for the first one below the host pool.
+        clock: monotonic, in seconds.
     """
 
-    def __init__(self, tier: Tier, index: int):
+    def __init__(self, tier: Tier, index: int, clock: Callable[[], float] = time.monotonic):
         self.tier = tier
         self.index = index
         self.bit = np.uint8(1 << index)
-        self.health = Health()
+        self.health = Health(clock, self._log_health)
         self.read_speed = Speed()
         self.write_speed = Speed()
         self.counts = Counts()
@@ -110,7 +114,9 @@ class Level:
         self.num_writing = 0  # 1 while the writer does something
         self.in_hand: list[Outgoing] = []  # what it is writing
         self.clearing = Clearing(timeout_s=tier.timeout_s, clears=self.writes)
-        self._num_logged = 0
+        self.num_undone = 0  # chunks that left the pool and could not be written
+        self._faults = LogLimit(_MOST_LOGGED, clock)
+        self._changes = LogLimit(_MOST_LOGGED, clock)
 
     @property
     def writes(self) -> bool:
@@ -130,22 +136,29 @@ class Level:
         return (*done, len(self.refs), len(self.checks), len(self.frames), len(self.clearing.waiting))
 
     def failed(self, what: str, error: BaseException) -> None:
-        """Counts a failure and says so in the log, not for ever."""
+        """Counts a failure and says so in the log, a few times a minute."""
+        level = logging.WARNING if isinstance(error, TierError) else logging.ERROR
+        told = str(error).removeprefix(f"{self.tier.name}: ")
+        self._log(self._faults, level, f"{what} failed: {type(error).__name__}: {told}")
         if isinstance(error, TierFullError):
             self.counts.full += 1
             self.health.answered()
         else:
             self.counts.errors += 1
             self.health.failed()
-        if self._num_logged < _MOST_LOGGED:
-            self._num_logged += 1
-            level = logging.WARNING if isinstance(error, TierError) else logging.ERROR
-            _log.log(level, "%s: %s failed: %s: %s", self.tier.name, what, type(error).__name__, error)
 
     def found_bad(self, name: EntryName, reason: str) -> None:
         """Counts an entry that is not what it should be."""
         self.counts.bad[reason] += 1
         self.health.answered()
-        if self._num_logged < _MOST_LOGGED:
-            self._num_logged += 1
-            _log.warning("%s: a bad entry (%s) was removed: %s", self.tier.name, reason, name.text)
+        self._log(self._faults, logging.WARNING, f"a bad entry ({reason}) was removed: {name.text}")
+
+    def _log_health(self, well: bool) -> None:
+        text = "answers again" if well else "is down, is left alone for a while, and is then asked again"
+        self._log(self._changes, logging.WARNING, text)
+
+    def _log(self, limit: LogLimit, level: int, text: str) -> None:
+        left_out = limit.left_out()
+        if left_out is not None:
+            more = f" ({left_out:,} more lines were left out)" if left_out else ""
+            _log.log(level, "%s: %s%s", self.tier.name, text, more)

@@ -31,6 +31,13 @@ _KNOWN_CODES = frozenset(
     }
 )
 
+_REASONS = {
+    "LOADING": "still reads its data",
+    "NOAUTH": "asks for a password, and none is given",
+    "NOPERM": "does not let the user do so",
+    "READONLY": "is a replica that takes no writes",
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Memory:
@@ -184,6 +191,8 @@ def refusal(error: ServerError) -> TierError:
     """The error that a server's error is to a tier."""
     if error.code == "OOM":
         return TierFullError("the Redis server has reached its memory limit")
+    if error.code in _REASONS:
+        return TierUnavailableError(f"the Redis server {_REASONS[error.code]} ({error.code})")
     if error.code in _KNOWN_CODES:
         return TierUnavailableError(f"the Redis server refuses: {error.code}")
     return TierUnavailableError("the Redis server refuses")

@@ -1,11 +1,15 @@
 """Connections to Redis servers: the redis package finds the host, encrypts, tells the user and chooses the database."""
 
+import os
+import socket
+import ssl
 import time
 from collections.abc import Callable
 from typing import Any
 
 import redis
 from redis._parsers import _RESP2Parser
+from redis.exceptions import NoPermissionError
 
 from kvjax.tiers.bounded_socket import BoundedSocket
 from kvjax.tiers.redis_url import RedisAddress
@@ -13,6 +17,17 @@ from kvjax.tiers.redis_wire import Wire, timed_out
 from kvjax.tiers.tier import TierUnavailableError
 
 Watch = Callable[[BoundedSocket], None]
+_MOST_CAUSES = 8
+_NO_DATABASE = "DB index is out of range"
+_FULL = "max number of clients"
+_REASONS: tuple[tuple[type[BaseException], str], ...] = (
+    (redis.AuthenticationError, "refuses the user or the password"),
+    (NoPermissionError, "does not let the user do so"),
+    (socket.gaierror, "cannot be reached: its host name is not known"),
+    (ConnectionRefusedError, "cannot be reached: the connection is refused"),
+    (ssl.SSLCertVerificationError, "cannot be reached: its certificate is not trusted"),
+    (ssl.SSLError, "cannot be reached: TLS fails"),
+)
 _HANDSHAKE_BYTES = 64 * 2**10  # that a server may say before the first command
 
 
@@ -72,10 +87,28 @@ def _shake_hands(connection: Any, address: RedisAddress) -> None:
         connection.connect()
     except (redis.TimeoutError, TimeoutError):
         raise timed_out() from None
-    except redis.AuthenticationError:
-        raise TierUnavailableError(f"{address.text} refuses the user or the password") from None
-    except (redis.RedisError, OSError, ValueError, RecursionError):
-        raise TierUnavailableError(f"{address.text} cannot be reached, or refuses") from None
+    except (redis.RedisError, OSError, ValueError, RecursionError) as error:
+        raise TierUnavailableError(f"{address.text} {reason_of(error)}") from None
+
+
+def reason_of(error: BaseException) -> str:
+    """Returns why a server could not be used, in words of our own: what it says may repeat anything.
+
+    >>> reason_of(ConnectionRefusedError(111, "whatever"))
+    'cannot be reached: the connection is refused'
+    """
+    chain = [error]
+    while (cause := chain[-1].__cause__ or chain[-1].__context__) is not None and len(chain) < _MOST_CAUSES:
+        chain.append(cause)
+    for kind, words in _REASONS:
+        if any(isinstance(one, kind) for one in chain):
+            return words
+    if isinstance(error, redis.ResponseError):
+        return "refuses the database" if _NO_DATABASE in str(error) else "refuses what a connection begins with"
+    if _FULL in str(error):
+        return "refuses: it has as many clients as it takes"
+    numbers = [one.errno for one in chain if isinstance(one, OSError) and one.errno]
+    return f"cannot be reached: {os.strerror(numbers[-1])}" if numbers else "cannot be reached, or is no Redis server"
 
 
 def _connection(address: RedisAddress, timeout_s: float) -> Any:

@@ -19,6 +19,16 @@ STORE_ERRORS = (ValueError, RuntimeError, NotImplementedError, KeyError, IndexEr
 
 _OS_ERROR = re.compile(r"\[os_error_code='([0-9]{1,4})'")
 _STATUS = re.compile(r"([A-Z]{2,20}(?:_[A-Z]{2,20}){0,3}): ")
+_CURL_ERROR = re.compile(r"\[curl_code='([0-9]{1,3})'\]")
+_CURL_REASONS = {
+    "6": "the host name is not known",
+    "7": "the connection is refused",
+    "28": "it does not answer in time",
+    "35": "TLS fails",
+    "60": "its certificate is not trusted",
+}
+_HTTP_STATUS = re.compile(r"\[http_response_code='([0-9]{3})'\]")
+_NO_BUCKET = "NoSuchBucket"
 _UNREACHABLE = {"ABORTED", "UNAVAILABLE", "DEADLINE_EXCEEDED", "PERMISSION_DENIED", "UNAUTHENTICATED", "NOT_FOUND"}
 
 
@@ -83,11 +93,17 @@ class Store(ABC):
         """Removes what an interrupted writer left behind, and returns whether it did; what a writer holds stays."""
         raise NotImplementedError(stray)
 
+    def remove_empty(self, folder: str) -> None:  # noqa: B027  # most stores have no folders
+        """Removes a part and those above it that are empty, where they are something. Whatever fails, nothing is
+        raised."""
+
 
 def os_failure(tier: str, number: int | None) -> TierError:
     """Returns the error of a tier that stands for one of the operating system."""
     text = f"{tier}: {os.strerror(number) if number else 'an unknown error of the operating system'}"
-    return (TierFullError if number in (ENOSPC, EDQUOT) else TierError)(text)
+    failure = (TierFullError if number in (ENOSPC, EDQUOT) else TierError)(text)
+    failure.errno = number
+    return failure
 
 
 def store_failure(tier: str, error: BaseException) -> TierError:
@@ -98,7 +114,21 @@ def store_failure(tier: str, error: BaseException) -> TierError:
         return os_failure(tier, int(number[1]))
     status = _STATUS.match(text)
     word = status[1] if status else type(error).__name__
-    return (TierUnavailableError if word in _UNREACHABLE else TierError)(f"{tier}: {word}")
+    reason = _reason(text, word)
+    told = f"{reason} ({word})" if reason else word
+    return (TierUnavailableError if word in _UNREACHABLE else TierError)(f"{tier}: {told}")
+
+
+def _reason(text: str, word: str) -> str | None:
+    """Why TensorStore failed, in words of our own, as far as its text tells."""
+    curl, http = _CURL_ERROR.search(text), _HTTP_STATUS.search(text)
+    if curl and curl[1] in _CURL_REASONS:
+        return _CURL_REASONS[curl[1]]
+    if _NO_BUCKET in text:
+        return "there is no such bucket"
+    if word in ("PERMISSION_DENIED", "UNAUTHENTICATED") or (http and http[1] in ("401", "403")):
+        return "access is refused: see the credentials"
+    return None
 
 
 def open_store(spec: dict[str, Any], context: dict[str, Any]) -> ts.KvStore:

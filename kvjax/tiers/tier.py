@@ -84,6 +84,8 @@ class Tier(ABC):
         ValueError: a value of the wrong type or range.
     """
 
+    max_bytes: int | None = None  # the budget, where the tier has one: an offloader refuses one below an entry
+
     def __init__(
         self,
         name: str,
@@ -176,5 +178,5 @@ class Tier(ABC):
 
     def sweep(self) -> int:
         """Removes what interrupted writers left behind, as far as the tier can tell, and returns how many such things
-        there were."""
+        there were. What holds nothing, such as empty folders, may go, too."""
         return 0

@@ -54,9 +54,10 @@ class Writer:
             step: called now and then.
 
         Returns:
-            Whether nothing was left undone.
+            Whether nothing was left undone for good: no chunk that has left the pool failed to be written.
         """
         good = True
+        undone = [level.num_undone for level in self._levels]
         for level in self._levels:
             progress, since = level.progress, time.monotonic()
             while not level.idle:
@@ -72,7 +73,7 @@ class Writer:
                 if until is not None and now >= until:
                     return False
                 self._changed.wait(_LOOKS_S if until is None else min(_LOOKS_S, until - now))
-        return good
+        return good and undone == [level.num_undone for level in self._levels]
 
     def stop(self) -> list[threading.Thread]:
         """Tells the threads to end, and returns them."""
@@ -98,6 +99,7 @@ class Writer:
             except BaseException as error:  # noqa: BLE001  # whatever a tier raises must not end the thread
                 with self._changed:
                     level.failed("writing", error)
+                    self._backlog.not_written(level, level.in_hand)
             with self._changed:
                 for item in level.in_hand:
                     self._backlog.release(level, item)
@@ -134,7 +136,13 @@ class Writer:
             return
         deadline = time.monotonic() + level.tier.timeout_s
         ask = level.tier.touch if in_use else level.tier.exists
-        there = result_of(ask([item.name for item in items], deadline=deadline), deadline)
+        try:
+            there = result_of(ask([item.name for item in items], deadline=deadline), deadline)
+        except BaseException:
+            if not in_use:  # nobody knows: a flush looks for them once more, as for what the tier lacks
+                with self._changed:
+                    self._backlog.lost(level, items, wanted=True)
+            raise
         lost = [item for item, is_there in zip(items, there, strict=True) if not is_there]
         with self._changed:
             level.health.answered()
@@ -159,6 +167,7 @@ class Writer:
                     if isinstance(error, (TierTimeoutError, TierUnavailableError)) or not isinstance(error, TierError):
                         level.clearing.may_turn_up([item.name])
                     level.failed("writing", error)
+                    self._backlog.not_written(level, [item])
                     if not future.done():
                         keep(item)
         self._note(level, good[True], new=True)

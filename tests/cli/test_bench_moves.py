@@ -242,7 +242,9 @@ def test_a_picture_is_drawn(tmp_path, suffix):
 def test_a_picture_that_cannot_be_written_is_refused(tmp_path):
     target = tmp_path / "full.png"
     target.symlink_to(tmp_path / "nowhere" / "moves.png")
-    assert "argument --plot: cannot write" in refusal(*SMALL, "--dtypes", "uint8", "--plot", target)
+    assert "full.png' cannot be written: No such file or directory" in refusal(
+        *SMALL, "--dtypes", "uint8", "--plot", target
+    )
 
 
 def test_a_line_of_the_picture_is_one_dtype_transfer_and_number_of_leaves():

@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from functools import partial
+from importlib.metadata import version
 from types import SimpleNamespace
 
 import jax
@@ -411,6 +412,12 @@ def test_a_group_that_binds_is_shown_and_warned_of(monkeypatch):
     assert lines["control group"] == "/sys/fs/cgroup/serving: memory.max 8 GiB, of which 5 GiB are used"
     assert lines["pinned memory"] == "at most 64 GiB, set by XLA_PJRT_GPU_HOST_MEMORY_LIMIT_GB"
     assert ran.err.startswith("kvjax doctor: warning: the control group /sys/fs/cgroup/serving leaves 3 GiB of")
+
+
+def test_what_tiers_metrics_and_pictures_need_is_told():
+    extras = in_json("--no-test")["extras"]
+    assert {"tensorstore", "redis", "prometheus_client", "matplotlib"} <= extras.keys()
+    assert extras["tensorstore"] == version("tensorstore")
 
 
 @pytest.mark.parametrize(("platforms", "warned"), [("", True), ("cpu", False), ("tpu,cpu", False)])

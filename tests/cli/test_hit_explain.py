@@ -277,7 +277,7 @@ def test_a_target_that_cannot_be_written_is_refused_with_nothing_printed(gemma, 
     pytest.importorskip("matplotlib")
     (tmp_path / "link.png").symlink_to(tmp_path / "gone" / "hit.png")
     error = refusal(*gemma, "--plot", tmp_path / "link.png")
-    assert re.search(r"argument --plot: cannot write '.*link.png': No such file or directory", error)
+    assert re.search(r"argument --plot: '.*link.png' cannot be written: No such file or directory", error)
 
 
 def test_without_matplotlib_a_picture_is_refused_before_any_work(tmp_path, monkeypatch):

@@ -85,7 +85,8 @@ def test_without_matplotlib_the_way_to_it_is_named(tmp_path, monkeypatch):
 def test_a_file_that_cannot_be_written_is_refused(tmp_path):
     target = tmp_path / "full.png"
     target.symlink_to("/dev/full")
-    assert "argument --plot: cannot write" in refusal("plan", saved(tmp_path, DESIGN), "--plot", target)
+    error = refusal("plan", saved(tmp_path, DESIGN), "--plot", target)
+    assert error.endswith("full.png' cannot be written: No space left on device")
 
 
 def test_what_is_not_counted_is_not_drawn(tmp_path):
@@ -93,3 +94,17 @@ def test_what_is_not_counted_is_not_drawn(tmp_path):
     error = refusal("plan", path, "--plot", tmp_path / "a.png")
     assert "argument --plot: requests with checkpoints" in error
     assert "are not counted on the host" in error
+
+
+def test_a_picture_that_is_not_written_to_its_end_leaves_what_was_there(tmp_path, monkeypatch):
+    def interrupted(_figure, file, **_options):
+        file.write(b"half a picture")
+        raise KeyboardInterrupt
+
+    target = tmp_path / "a.svg"
+    argv = ("plan", saved(tmp_path, DESIGN), "--plot", target)
+    assert kvjax(*argv).code == 0
+    before = {path: path.read_bytes() for path in tmp_path.iterdir()}
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", interrupted)
+    assert kvjax(*argv).code == 130
+    assert {path: path.read_bytes() for path in tmp_path.iterdir()} == before

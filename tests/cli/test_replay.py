@@ -1,12 +1,14 @@
 """`kvjax replay` and `kvjax workload`: figures side by side, and one line for whatever is wrong."""
 
 import json
+import subprocess
+import sys
 
 import pytest
 
 from kvjax import resolve_chunking
 from kvjax.geometry import layout_from_geometry
-from kvjax.observe.calls import LookupCall
+from kvjax.observe.calls import FinishCall, LookupCall
 from kvjax.observe.trace import TraceWriter, read_trace
 from kvjax.observe.workloads import KINDS
 from kvjax.pool import LRU, POLICIES
@@ -67,7 +69,7 @@ def test_a_workload_for_people_is_one_line(tmp_path):
     [
         (("random", "--out", "t"), "argument KIND: invalid choice: 'random'"),
         (("scan",), "the following arguments are required: --out"),
-        (("scan", "--out", "missing/t"), "`path` must name a file that can be written, got 'missing/t'"),
+        (("scan", "--out", "missing/t"), "argument --out: 'missing/t' cannot be written: No such file or directory"),
         (("scan", "--out", "t", "--requests", 0), "`--requests` must be a positive int, got 0"),
         (("scan", "--out", "t", "--scan-share", 2), "`--scan-share` must be a number from 0 to 1, got 2.0"),
         (("scan", "--out", "t", "--zipf", "nan"), "argument --zipf: must be a number, got 'nan'"),
@@ -77,6 +79,37 @@ def test_a_workload_for_people_is_one_line(tmp_path):
 def test_a_wrong_workload_is_refused(tmp_path, monkeypatch, options, text):
     monkeypatch.chdir(tmp_path)
     assert text in refusal("workload", *options)
+
+
+def test_a_full_device_is_one_line(tmp_path):
+    words = ["workload", "scan", "--out", "/dev/full", *map(str, SMALL)]
+    done = subprocess.run([sys.executable, "-m", "kvjax", *words], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    text = "argument --out: '/dev/full' cannot be written: No space left on device"
+    assert done.stderr == f"kvjax workload: error: {text}\n"
+
+
+def test_a_workload_goes_into_a_pipe(tmp_path):
+    told = document("workload", "scan", "--out", tmp_path / "t", *SMALL)
+    script = f'"$0" -m kvjax workload scan --out /dev/stdout {" ".join(map(str, SMALL))} | cat'
+    piped = subprocess.run(["sh", "-c", script, sys.executable], capture_output=True, check=True).stdout
+    assert piped[: told["bytes"]] == (tmp_path / "t").read_bytes()
+    assert piped[told["bytes"] :].startswith(b"60 requests of ")
+
+
+@pytest.mark.parametrize("before", [None, b"of before"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError("no more")])
+def test_a_workload_that_is_not_written_to_its_end_leaves_what_was_there(tmp_path, monkeypatch, before, error):
+    def calls(_workload):
+        yield from [FinishCall("1")] * 100_000
+        raise error
+
+    path = tmp_path / "t"
+    if before is not None:
+        path.write_bytes(before)
+    monkeypatch.setattr("kvjax.cli.workload.workload_calls", calls)
+    assert kvjax("workload", "scan", "--out", path).code == (130 if error is KeyboardInterrupt else 2)
+    assert [one.read_bytes() for one in tmp_path.iterdir()] == ([] if before is None else [before])
 
 
 # --- replay ---------------------------------------------------------------------------------------------

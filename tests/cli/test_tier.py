@@ -283,6 +283,21 @@ class Terminal(io.StringIO):
         return True
 
 
+def test_clear_removes_empty_folders_of_its_own_and_no_others(folder: Path):
+    stored(folder, [entry(1), entry(2), entry(3, namespace=OTHER_NAMESPACE)])
+    kept = stored(folder, [entry(4, group_idx=1)])[0]
+    for theirs in ("theirs", "kvjax-1/theirs", f"kvjax-1/{NAMESPACE.hex()}/theirs", "kvjax-1/theirs/0-1/00"):
+        (folder / theirs).mkdir(parents=True, exist_ok=True)
+    placed(folder, entry(5, namespace=OTHER_NAMESPACE).name, b"").rename(folder / "kvjax-1" / "file")
+    kept.rename(kept.with_name("no entry"))
+    assert document("tier", "clear", url_of(folder), "--yes")["num_deleted"] == 3
+    left = {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+    ours = kept.with_name("no entry").relative_to(folder)
+    ways = {way.as_posix() for way in (ours, *ours.parents) if way.name}
+    theirs = {f"kvjax-1/theirs{more}" for more in ("", "/0-1", "/0-1/00")}
+    assert left == {"theirs", f"kvjax-1/{NAMESPACE.hex()}/theirs", "kvjax-1/file", *theirs, *ways}
+
+
 @pytest.mark.parametrize(("typed", "code"), [("y\n", 0), ("n\n", 2), ("", 2)])
 def test_clear_asks_at_a_terminal(folder: Path, typed: str, code: int, monkeypatch: pytest.MonkeyPatch):
     (path,) = stored(folder, [entry(1)])

@@ -259,9 +259,15 @@ class TestContradictions:
     @pytest.mark.parametrize(
         ("changes", "words"),
         [
-            ({"layer_types": ["full_attention"] * 3}, "`layer_types` must have an entry for each of 4 layers, got .*3"),
+            (
+                {"layer_types": ["full_attention"] * 3},
+                "`layer_types` must have an entry for each of 4 layers, got 3 entries$",
+            ),
             ({"layer_types": ["sliding_attention"] * 4}, "`sliding_window` must be set, as `layer_types` names"),
-            ({"layer_types": ["odd"] * 4}, "`layer_types` must name layer types that kvjax understands .*'odd'"),
+            (
+                {"layer_types": ["odd"] * 4},
+                "`layer_types` must name layer types that kvjax understands, such as [a-z_, ]{1,100}, got 'odd'$",
+            ),
             ({"num_hidden_layers": 0}, "`num_hidden_layers` must be a positive int"),
             ({"num_hidden_layers": -3}, "`num_hidden_layers` must be a positive int"),
             ({"num_hidden_layers": 4.0}, "`num_hidden_layers` must be a positive int"),

@@ -115,7 +115,7 @@ def _commands(body: str) -> list[tuple[str, str]]:
 
 
 def _run_command(line: str, folder: Path) -> str:
-    """Runs one command, and returns what it printed, without spaces at the ends of lines."""
+    """Runs one command, and returns what it printed."""
     program, *argv = line.split()
     if program == "kvjax":
         ran = kvjax(*argv)
@@ -133,4 +133,4 @@ def _run_command(line: str, folder: Path) -> str:
         )
         assert (done.returncode, done.stderr) == (0, ""), done
         out = done.stdout
-    return "".join(f"{one.rstrip()}\n" for one in out.splitlines())
+    return out

@@ -212,6 +212,7 @@ class TieredWalk:
         for tier in self.tiers:
             tier.choose = no_faults
             tier.settle()
+            tier.timeout_s = 60.0
         stats = self.engine.offloader.stats()
         self.seen["bytes_compared"] += self.engine.bytes_compared
         self.seen["promoted"] += stats.chunks_promoted
@@ -220,6 +221,7 @@ class TieredWalk:
         self.seen["faults"] += sum(tier.counts.total() for tier in self.tiers)
         for level in self.engine.offloader._flow.levels:
             level.health.answered()
+        self.engine.offloader.flush(timeout_s=60)  # what was under way may fail still
         assert self.engine.offloader.flush(timeout_s=60), "what was invalidated is deleted"
         entries = [OrderedDict(held) for held in self.entries]
         check_nothing_is_left(self.engine, self.faulty)

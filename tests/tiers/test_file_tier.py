@@ -360,3 +360,39 @@ def test_looking_through_a_folder_shows_progress_where_that_is_asked_for(tmp_pat
     told = capsys.readouterr()
     assert told.out == ""
     assert ("looking through" in told.err) == show
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_a_folder_that_another_removes_while_an_entry_is_written_costs_nothing(tmp_path, monkeypatch, when):
+    one, other = entry(1), entry(2)
+    make, open_one = FileStore._make_way, file_store.open_folder
+    times = []
+
+    def removed(path) -> None:
+        while len(times) < 2 and path != tmp_path / "kvjax-1" and path.is_dir() and not list(path.iterdir()):
+            path.rmdir()
+            path = path.parent
+        times.append(path)
+
+    def made(store, name):
+        make(store, name)
+        if when == "after":
+            removed((tmp_path / name.text).parent)
+
+    def opened(part, above, make):
+        if when == "before" and part == one.name.text.split("/")[-2]:
+            removed((tmp_path / one.name.text).parent.parent)
+        return open_one(part, above, make)
+
+    tier = open_tier(f"file://{tmp_path}")
+    put(tier, [other])
+    monkeypatch.setattr(FileStore, "_make_way", made)
+    monkeypatch.setattr(file_store, "open_folder", opened)
+    delete(tier, [other.name])
+    tier.sweep()
+    assert [path.name for path in tmp_path.rglob("*")] == ["kvjax-1"]
+    assert put(tier, [one]) == [True]
+    assert len(times) > 1 or when == "after"
+    assert get(tier, one.name) == one.frame
+    assert (tmp_path / "kvjax-1").stat().st_mode & 0o777 == 0o700
+    tier.close()

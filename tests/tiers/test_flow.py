@@ -847,6 +847,7 @@ def test_memory_for_chunks_on_their_way_is_bounded():
         assert engine.offloader.stats().tiers[0].pending_bytes <= 4 * entry
     stats = engine.offloader.stats()
     assert 0 < stats.tiers[0].dropped_chunks < stats.evicted_chunks
+    assert engine.offloader._flow.levels[0].num_undone == stats.tiers[0].dropped_chunks, "which a flush tells"
     engine.offloader.close(flush=False, timeout_s=1)
 
 

@@ -28,16 +28,9 @@ from kvjax.tiers.futures import result_of
 from kvjax.tiers.health import Health
 from kvjax.tiers.speed import Speed
 from kvjax.tiers.tier import TierTimeoutError
+from tests.support.clock import Clock
 
 DIGESTS = st.binary(min_size=HASH_BYTES, max_size=HASH_BYTES)
-
-
-class Clock:
-    def __init__(self):
-        self.now = 1000.0
-
-    def __call__(self):
-        return self.now
 
 
 def names():

@@ -8,9 +8,11 @@ import tracemalloc
 from concurrent.futures import Future, wait
 
 import pytest
+import redis
 
 from kvjax.tiers import TierError, TierTimeoutError, TierUnavailableError
 from kvjax.tiers.redis import open_redis
+from kvjax.tiers.redis_connect import reason_of
 from tests.support import hostile_server as hostile
 from tests.support.entries import LONG_S, entry, later
 from tests.support.hostile_server import hostile_server
@@ -215,7 +217,7 @@ def test_wrong_credentials_are_refused_and_told_nowhere(caplog, credentials):
         assert SECRET not in f"{tier} {tier!r} {tier.name} {vars(tier)}"
         tier.close()
         nobody = open_redis(guarded_server.url())
-        with pytest.raises(TierUnavailableError, match="refuses: NOAUTH"):
+        with pytest.raises(TierUnavailableError, match=r"asks for a password, and none is given \(NOAUTH\)"):
             exists(nobody, [ONE.name])
         nobody.close()
         right = open_redis(guarded_server.url(credentials=":right"))
@@ -340,3 +342,39 @@ def test_an_entry_that_another_client_makes_huge_is_read_no_further_than_its_buf
     assert peak_bytes < 2**20
     assert delete(tier, [ONE.name]) == 1
     tier.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        (f"redis://{SECRET}:{SECRET}@no-such-host.invalid:1/0", "its host name is not known"),
+        (f"redis://:{SECRET}@127.0.0.1:{{free}}/0", "the connection is refused"),
+        ("redis+unix:///no/such/socket", "No such file or directory"),
+    ],
+)
+def test_it_is_told_why_a_server_cannot_be_reached(url, reason):
+    tier = open_redis(url.format(free=free_port()))
+    with pytest.raises(TierUnavailableError, match=f" cannot be reached: {reason}$") as caught:
+        tier.usage()
+    assert SECRET not in told(caught.value)
+    tier.close()
+
+
+@NEEDS_REDIS
+def test_it_is_told_why_a_server_refuses():
+    with redis_server(config=["--maxclients", "1", "--databases", "2"]) as small:
+        tier = open_redis(small.url().replace("/0", "/2"))
+        with pytest.raises(TierUnavailableError, match=r"/2 refuses the database$"):
+            tier.usage()
+        tier.close()
+        with small.client() as other:
+            other.ping()
+            tier = open_redis(small.url())
+            with pytest.raises(TierUnavailableError, match=r"/0 refuses: it has as many clients as it takes$"):
+                tier.usage()
+            tier.close()
+
+
+def test_what_is_no_redis_server_is_told():
+    error = redis.InvalidResponse(f"Protocol Error: {SECRET}")
+    assert reason_of(error) == "cannot be reached, or is no Redis server"

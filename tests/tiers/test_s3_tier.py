@@ -8,6 +8,7 @@ import pytest
 from kvjax.tiers import TierError, TierTimeoutError, TierUnavailableError, open_tier
 from kvjax.tiers.kvstore import KVStoreTier
 from kvjax.tiers.object_store import ObjectStore
+from kvjax.tiers.store import store_failure
 from tests.support.entries import LONG_S, entry, later
 from tests.support.s3_server import BUCKET, SECRET, S3Server
 from tests.tiers.conformance import TierConformance, delete, exists, get, put, result
@@ -203,7 +204,7 @@ def test_a_server_that_hangs_at_the_start_holds_nobody_up(server):
 def test_a_bucket_that_is_not_there_is_unavailable(shared):
     spec = {"driver": "s3", "bucket": "no-such-bucket", "endpoint": shared.endpoint, "aws_region": "us-east-1"}
     tier = KVStoreTier(ObjectStore("s3://no-such-bucket/", spec), max_bytes=2**30)
-    with pytest.raises(TierUnavailableError, match="s3://no-such-bucket/: NOT_FOUND"):
+    with pytest.raises(TierUnavailableError, match=r"s3://no-such-bucket/: there is no such bucket \(NOT_FOUND\)"):
         put(tier, [entry(1)])
     tier.close()
 
@@ -249,3 +250,35 @@ def test_a_bucket_without_credentials_is_refused(monkeypatch):
         ValueError, match="'s3://bucket/' cannot be used: the environment must have AWS_SECRET_ACCESS_KEY"
     ):
         open_tier("s3://bucket/")
+
+
+@pytest.mark.parametrize(
+    ("url", "reason"),
+    [
+        ("s3://bucket/a/?endpoint=http://no-such-host.invalid:1", r"the host name is not known \(ABORTED\)"),
+        ("s3://bucket/a/?endpoint=http://127.0.0.1:1", r"the connection is refused \(ABORTED\)"),
+        ("s3://no-bucket/a/?endpoint={endpoint}", r"there is no such bucket \(NOT_FOUND\)"),
+    ],
+)
+def test_it_is_told_why_a_server_cannot_be_used(shared, url, reason):
+    tier = open_tier(url.format(endpoint=shared.endpoint) + "&timeout_s=60")
+    with pytest.raises(TierUnavailableError, match=f"^s3://[a-z-]*/a/: {reason}$"):
+        tier.usage()
+    tier.close()
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        (
+            "PERMISSION_DENIED: x [http_response_code='403']",
+            "access is refused: see the credentials (PERMISSION_DENIED)",
+        ),
+        ("ABORTED: y [curl_code='60']", "its certificate is not trusted (ABORTED)"),
+        ("ABORTED: y [curl_code='999']", "ABORTED"),
+        ("INTERNAL: UNMISTAKABLE", "INTERNAL"),
+        (f"NOT_FOUND: {SECRET} [http_response_code='404']", "NOT_FOUND"),
+    ],
+)
+def test_of_what_a_server_says_only_known_words_are_told(text, told):
+    assert str(store_failure("s3://b/", ValueError(text))) == f"s3://b/: {told}"
