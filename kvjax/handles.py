@@ -62,6 +62,7 @@ class LedgerCounts:
         loads_shared: loads that wait for another request's instead of moving all that they need.
         chunks_declined: chunks not stored as they were not asked for often enough, or lie beyond what their
             request may store.
+        stores_too_large: stores of which the empty pool has no room for all.
         stores_outdated: stores of requests whose namespace was invalidated after they were looked up.
     """
 
@@ -77,6 +78,7 @@ class LedgerCounts:
     stores_failed: int = 0
     loads_shared: int = 0
     chunks_declined: int = 0
+    stores_too_large: int = 0
     stores_outdated: int = 0
 
     @property

@@ -98,7 +98,9 @@ class Ledger:
         self.checkpoint_tokens = checkpoint_spacing(chunking, checkpoint_tokens)
         self.store_after = integer(store_after, "store_after", at_least=1)
         self.pool = ChunkPool(pool_units(chunking, units, host_bytes), units.units_per_chunk, policy)
-        chooser = StoreChooser(chunking, units, self.pool, self.resume_multiple, admits=self.store_after > 1)
+        chooser = self._chooser = StoreChooser(
+            chunking, units, self.pool, self.resume_multiple, admits=self.store_after > 1
+        )
         self.counts = LedgerCounts(np.zeros(len(chunking.layout.groups), np.int64), chooser.dropped)
         self._namespaces: dict[str | bytes, bytes] = {}
         self.namespace()  # refuses what cannot name a model or a shard
@@ -115,6 +117,17 @@ class Ledger:
         self._promotions = Promotions(chunking, units, self.pool, self._requests)
         self._stores = Stores(
             chunking, self.pool, chooser, self._lookups, self._loads, self.counts, self.resume_multiple
+        )
+
+    @property
+    def too_small(self) -> str:
+        """A sentence on the first request that was larger than the host pool; empty if there was none."""
+        if self._chooser.too_large is None:
+            return ""
+        tokens, held = self._chooser.too_large
+        return (
+            f"the host pool is too small for a request of {tokens} tokens: of such requests it holds the first {held} "
+            "at most"
         )
 
     # --- a request ------------------------------------------------------------------------------------

@@ -169,7 +169,7 @@ class Offloader:
                 unit = self.chunking.tokens_per_hash
                 self._trace = TraceWriter(record, tokens_per_hash=unit, chunking=self.chunking, name="record")
             self._closed = False
-            self._warned = False
+            self._warned = self._told_too_small = False
             self._flow = TierFlow(self.ledger, self.mover, levels, self._lock, ask_s)
             self._waiter = Waiter(self._jobs, opened=self._open, locked=self._locked, see_ended=self._see_ended)
             self._promoter = Promoter(
@@ -602,6 +602,9 @@ class Offloader:
                 store = self.ledger.prepare_store(
                     request_id, block_tables, num_tokens, checkpoint=checkpoint, num_blocks=self._num_blocks
                 )
+                if self.ledger.too_small and not self._told_too_small:
+                    self._told_too_small = True
+                    _LOG.warning("%s", self.ledger.too_small)
             finally:
                 self._flow.capture()  # before anything is written where evicted chunks are
             if self._trace is not None:

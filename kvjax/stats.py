@@ -209,7 +209,7 @@ def stats_of(
         chunks_not_admitted=counts.chunks_declined,
         stale_chunks=pool.counts.stale,
         outdated_stores=counts.stores_outdated,
-        refused_stores=pool.counts.refused,
+        refused_stores=pool.counts.refused + counts.stores_too_large,
         shared_loads=counts.loads_shared,
         failed_jobs=counts.loads_failed + counts.stores_failed,
         cancelled_jobs=jobs.num_cancelled,

@@ -92,6 +92,7 @@ class Stores:
             self._roll_back(request, [part.reservation for part in chosen], wants)
             raise
         self.counts.chunks_declined = self._chooser.num_declined
+        self.counts.stores_too_large = self._chooser.num_too_large
         reservations = tuple(part.reservation for part in chosen)
         store = Store(request_id, plan, reservations, epochs, request, wants, list(request.loads))
         self._stores[store] = None

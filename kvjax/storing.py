@@ -1,6 +1,5 @@
 """Which chunks of a request are stored for a checkpoint."""
 
-import logging
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
@@ -17,8 +16,6 @@ from kvjax.plan import NULL_BLOCK, StorePlan, chunk_blocks, plan_store
 from kvjax.pool import ChunkPool, Reservation
 from kvjax.requests import Request
 from kvjax.retention import UNRANKED, of_use, ranks_above
-
-_LOG = logging.getLogger(__name__)
 
 # An access is named whole again, as more recent, when it has grown by this share and so many chunks.
 _GROWN_BY = 0.25
@@ -80,7 +77,8 @@ class StoreChooser:
         self._admits = admits
         self.dropped = np.zeros(len(chunking.layout.groups), np.int64)  # chunks that lost a block, by group
         self.num_declined = 0  # chunks that were not to be stored
-        self._told_too_small = False
+        self.num_too_large = 0  # stores of which the pool is smaller than all
+        self.too_large: tuple[int, int] | None = None  # of the first one, the tokens, and how many of them fit
 
     def reserve(
         self,
@@ -264,20 +262,13 @@ class StoreChooser:
         return plan_store(self._chunking, chunks, block_tables, units, num_blocks=num_blocks), epochs
 
     def note_too_large(self, checkpoints: Iterable[int]) -> None:
-        """Counts a store as refused of which the pool, were it empty, could not hold all; the log says so once."""
+        """Counts a store of which the pool, were it empty, could not hold all, and notes how much it can."""
         too_large = [one for one in checkpoints if self._fitting(one) < one]
-        if not too_large:
-            return
-        self._pool.counts.refused += 1
-        if not self._told_too_small:
-            self._told_too_small = True
-            _LOG.warning(
-                "the host pool is too small for a request of %d tokens: of such requests it holds the first %d at most",
-                too_large[-1],
-                stored_positions(self._chunking, self._fitting(too_large[-1]), resume_multiple=self._resume_multiple)[
-                    0
-                ],
-            )
+        if too_large:
+            self.num_too_large += 1
+            fitting = self._fitting(too_large[-1])
+            held = stored_positions(self._chunking, fitting, resume_multiple=self._resume_multiple)[0]
+            self.too_large = self.too_large or (too_large[-1], held)
 
     def _fitting(self, checkpoint: int) -> int:
         """The checkpoint itself, or a lower position of which the empty pool could hold all."""

@@ -73,7 +73,7 @@ class ReplayCounts:
             lookup_tokens=self._lookup_tokens,
             hit_tokens=self._hit_tokens,
             device_tokens=self._device_tokens,
-            refused_stores=ledger.pool.counts.refused,
+            refused_stores=ledger.pool.counts.refused + ledger.counts.stores_too_large,
             chunks_dropped=ledger.counts.chunks_dropped,
             peak_bytes_held=self._held.peak * self._units.unit_bytes,
             mean_bytes_held=self._mean(self._held),

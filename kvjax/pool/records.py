@@ -47,7 +47,7 @@ class PoolCounts:
         evicted_by_group: chunks that made room for others.
         stored: chunks that became resident.
         evicted: chunks that made room for others.
-        refused: stores for which there was no room, or of which the empty pool has none for all; not chunks.
+        refused: stores for which there was no room; not chunks.
         failed: chunks whose store failed.
         stale: chunks invalidated while they were being written.
         invalidated: chunks invalidated, those among them.

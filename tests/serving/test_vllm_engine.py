@@ -302,6 +302,15 @@ def test_a_pool_that_is_full_evicts_or_declines(connector, groups):
     assert engine.books().pool.counts.evicted_by_group.sum() > 0
 
 
+def test_a_pool_smaller_than_a_prompt_is_told_once(connector, caplog):
+    engine = engine_of(connector, UNIFORM, host_bytes=12 * 1024)
+    for name in ("first", "again", "thrice"):
+        engine.add(request_of(engine, name, list(range(250))))
+        engine.run()
+    assert engine.restored_tokens > 0
+    assert [one for one in caplog.messages if "too small" in one] == [engine.books().too_small]
+
+
 @pytest.mark.parametrize("late", [False, True], ids=["in step", "ahead"])
 def test_a_turn_after_a_pause_is_restored_whatever_the_steps_before_could_tell(connector, late):
     """vLLM makes no step while it has no request: what the last stores came to is heard when the next one is there."""

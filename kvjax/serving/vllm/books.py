@@ -1,5 +1,6 @@
 """The books, as the scheduler's side uses them: of a host pool in another process, or of one in its own."""
 
+import logging
 from collections.abc import Hashable, Mapping
 from typing import Any, Protocol
 
@@ -12,6 +13,8 @@ from kvjax.packing import cut_into_units
 from kvjax.serving.vllm.messages import Geometry
 from kvjax.serving.vllm.options import Options
 from kvjax.stats import Stats, ledger_stats
+
+_LOG = logging.getLogger(__name__)
 
 
 class Books(Protocol):
@@ -85,6 +88,7 @@ class LedgerBooks:
         self._num_blocks = geometry.num_blocks
         self._host_bytes = options.host_bytes
         self._num_open = 0
+        self._told_too_small = False
         self.ledger = Ledger(
             chunking,
             cut_into_units(chunking, geometry.unit_bytes),
@@ -125,6 +129,9 @@ class LedgerBooks:
             request_id, tables, num_tokens, checkpoint=checkpoint, num_blocks=self._num_blocks
         )
         self._num_open += 1
+        if self.ledger.too_small and not self._told_too_small:
+            self._told_too_small = True
+            _LOG.warning("%s", self.ledger.too_small)
         return store
 
     def complete(self, work: Load | Store, moved: Mapping[int, np.ndarray]) -> bool:
