@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from kvjax._arguments import check_chunking
-from kvjax._checks import instance, integer
+from kvjax._checks import flag, instance, integer
 from kvjax.chunking import Chunking
 from kvjax.memory.host import HostMemory
 from kvjax.memory.local import LocalView
@@ -141,6 +141,8 @@ class Mover:
     ):
         check_chunking(chunking)
         instance(units, Units, "units")
+        if show_progress is not None:
+            flag(show_progress, "show_progress")
         self.view = view
         self.caches = register(chunking.layout, caches if view is None else view.local(caches))
         self._units = units

@@ -10,7 +10,7 @@ from typing import Any, Literal, overload
 
 import jax
 
-from kvjax._checks import integer, seconds, shown
+from kvjax._checks import flag, integer, seconds, shown
 from kvjax.chunking import resolve_chunking
 from kvjax.coverage import restorable_of
 from kvjax.decision import Restore, check_restore
@@ -121,6 +121,8 @@ class Offloader:
         wait_s = seconds(tier_wait_s, "tier_wait_s") or 0.0
         ask_s = seconds(tier_ask_s, "tier_ask_s")
         callback = None if on_event is None else GuardedCallback(on_event, "on_event")
+        if show_progress is not None:
+            flag(show_progress, "show_progress")
         self.chunking = resolve_chunking(
             layout, blocks_per_chunk=blocks_per_chunk, block_size=block_size, min_chunk_bytes=min_chunk_bytes
         )

@@ -50,6 +50,7 @@ class TestMakingOne:
             ({"model": None}, ("`model` must be a string, got None",)),
             ({"shard": 0}, ("`shard` must be a string, got 0",)),
             ({"on_event": 5}, ("`on_event` must be callable with one event, got 5",)),
+            ({"show_progress": "yes"}, ("`show_progress` must be True or False, got 'yes'",)),
             ({"record": "/"}, ("`record` must name a file that can be written, got '/'",)),
             ({"host_bytes": {"kv": np.zeros((500, 500))}}, ("`host_bytes` must be a positive int, got",)),
         ],
