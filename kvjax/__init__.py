@@ -9,6 +9,7 @@ if TYPE_CHECKING:
     from kvjax import pool as pool
     from kvjax import ranks as ranks
     from kvjax import tiers as tiers
+    from kvjax import traced as traced
     from kvjax.chunking import Chunking as Chunking
     from kvjax.chunking import resolve_chunking as resolve_chunking
     from kvjax.configs import layout_from_config as layout_from_config
@@ -51,7 +52,7 @@ __version__ = "0.1.0"
 
 # Names are imported when first used: what moves bytes needs JAX, which a scheduler that only plans does not, and the
 # command line must say something sensible of an interrupt while it starts.
-_MODULES = ("checkpoints", "fused", "law", "pool", "ranks", "tiers")
+_MODULES = ("checkpoints", "fused", "law", "pool", "ranks", "tiers", "traced")
 _FROM = {
     "CacheLayout": "kvjax.groups",
     "ChunkedLocal": "kvjax.groups",

@@ -24,11 +24,18 @@ def test_made_files_are_up_to_date(name: str):
 def test_every_public_name_is_documented_once():
     page = (make.DOCS / "reference" / "api.md").read_text(encoding="utf-8")
     named = re.findall(r"^::: kvjax\.(\S+)$", page, re.MULTILINE)
-    assert sorted(name for name in named if "." not in name and name != "fused") == sorted(kvjax.__all__)
+    modules = {"fused", "traced"}
+    assert sorted(name for name in named if "." not in name and name not in modules) == sorted(kvjax.__all__)
     fused = {
         name for name, value in vars(kvjax.fused).items() if not name.startswith("_") and hasattr(value, "__qualname__")
     }
     assert {name.removeprefix("fused.") for name in named if name.startswith("fused.")} == fused
+    traced = {
+        name
+        for name, value in vars(kvjax.traced).items()
+        if not name.startswith("_") and getattr(value, "__module__", "") == "kvjax.traced"
+    }
+    assert {name.removeprefix("traced.") for name in named if name.startswith("traced.")} == traced
 
 
 # What kvjax makes and a caller only reads, or implements: these have no settings.
@@ -50,6 +57,7 @@ WITHOUT_SETTINGS = {
     *("pool.LRU", "pool.Policy"),
     *("ranks.Channel", "ranks.RankLostError", "ranks.RanksDifferError", "ranks.RanksError"),
     *("tiers.Tier", "tiers.Usage"),
+    "traced.StepMoves",
     *("tiers.TierError", "tiers.TierFullError", "tiers.TierTimeoutError", "tiers.TierUnavailableError"),
 }
 
