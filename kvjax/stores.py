@@ -135,7 +135,8 @@ class Stores:
         """Reserves what checkpoints want into `chosen`, and notes which of them are served."""
         self._lookups.look_further(request)
         due = self._due(wants, written)
-        self._chooser.note_too_large(due)
+        if due:
+            self._chooser.note_too_large(due[-1])
         served = self._reserve(request, due, tables, written, chosen, renew=renew)
         settled = all(part.settled for part in chosen)
         request.checkpoints -= {position for position in served if position <= written and settled}

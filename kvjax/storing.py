@@ -261,14 +261,16 @@ class StoreChooser:
             epochs[g] = self._pool.epochs(slots[some])
         return plan_store(self._chunking, chunks, block_tables, units, num_blocks=num_blocks), epochs
 
-    def note_too_large(self, checkpoints: Iterable[int]) -> None:
-        """Counts a store of which the pool, were it empty, could not hold all, and notes how much it can."""
-        too_large = [one for one in checkpoints if self._fitting(one) < one]
-        if too_large:
-            self.num_too_large += 1
-            fitting = self._fitting(too_large[-1])
+    def note_too_large(self, checkpoint: int) -> None:
+        """Counts a store of whose last checkpoint the pool, were it empty, could not hold all; of the first one it is
+        noted how much it can."""
+        if self._units_for(checkpoint) <= self._pool.num_units:
+            return
+        self.num_too_large += 1
+        if self.too_large is None:
+            fitting = self._fitting(checkpoint)
             held = stored_positions(self._chunking, fitting, resume_multiple=self._resume_multiple)[0]
-            self.too_large = self.too_large or (too_large[-1], held)
+            self.too_large = checkpoint, held
 
     def _fitting(self, checkpoint: int) -> int:
         """The checkpoint itself, or a lower position of which the empty pool could hold all."""
