@@ -80,7 +80,6 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         self._resume_multiple = lcm(*(group.tokens_per_block for group in self._groups))
         self._worker: WorkerSide | None = None
         self._scheduler: SchedulerSide | None = None
-        self._failed: set[str] = set()
         if role == KVConnectorRole.SCHEDULER:
             self._scheduler = SchedulerSide(
                 self._options,
@@ -223,14 +222,17 @@ class KvjaxConnector(KVConnectorBase_V1, SupportsHMA):
         """Returns the requests whose loads ended, well or not."""
         if self._worker is None:
             return None, None
-        loaded, self._failed = self._worker.loaded()
+        loaded, _ = self._worker.loaded()
         return None, loaded
 
-    def get_transfer_results(self, finished_req_ids: set[str]) -> Any:
+    def get_transfer_results(
+        self,
+        finished_req_ids: set[str],  # noqa: ARG002  # as above
+    ) -> Any:
         """As `get_finished`, with the loads that failed."""
         assert _RESULTS is not None, "vLLM calls it where it has it"
-        _, loaded = self.get_finished(finished_req_ids)
-        return _RESULTS(finished_recving=set(loaded or ()), failed_recving=set(self._failed))
+        loaded, failed = self._worker.loaded() if self._worker is not None else (set(), set())
+        return _RESULTS(finished_recving=loaded, failed_recving=failed)
 
     def build_connector_worker_meta(self) -> KVConnectorWorkerMetadata | None:
         """Returns what the scheduler's side has to hear, if anything."""
