@@ -76,6 +76,7 @@ class TestMakingOne:
         sentence(lambda: kvjax.plan_store(chunking, None, {}, {}), "`chunks` must be a Mapping, got None")
         sentence(lambda: kvjax.plan_load(chunking, None, {}, {}), "`hit` must be a Hit, got None")
         sentence(lambda: kvjax.retained_from(LAYOUT, 1), "`chunking` must be a Chunking")
+        sentence(lambda: kvjax.register_metrics(5), "`stats` must be a function that returns them", "got 5")
         sentence(lambda: needed(kvjax.FullAttention, 5), "`kind` must be FullAttention()")
         sentence(lambda: needed(kvjax.FullAttention(), -1), "`position` must be a non-negative int, got -1")
 
