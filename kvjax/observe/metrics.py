@@ -273,8 +273,8 @@ def register_metrics(
 
     Raises:
         ImportError: `prometheus_client` is not installed.
-        ValueError: `stats` cannot be called; a label's name is no label name, begins with `__`, or is `group`, `tier` or
-            `le`; a label's value is no string; or the registry has the metrics of another offloader.
+        ValueError: `stats` cannot be called; a label's name is no label name, begins with `__`, or is `group`, `tier`
+            or `le`; a label's value is no string; or the registry has the metrics of another offloader.
     """
     if not callable(stats):
         raise ValueError(f"`stats` must be a function that returns them, such as `offloader.stats`, got {shown(stats)}")
